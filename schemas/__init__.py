@@ -1,0 +1,1 @@
+"""The contract between services: pure data, no sockets, no asyncio."""
