@@ -139,7 +139,7 @@ def stored(number):
 
 
 def step(ranks, scheduler):
-    """One engine step: the ranks' worker connectors -> pickled outputs -> vLLM's aggregator -> scheduler -> published."""
+    """One engine step: worker connectors -> pickled outputs -> aggregator -> scheduler -> published events."""
     outputs = []
     for worker in ranks:
         output = KVConnectorOutput(kv_cache_events=worker.get_kv_connector_kv_cache_events())
