@@ -1,0 +1,109 @@
+"""A vLLM-style event publisher: PUB with three frames, and a ROUTER that replays what a ring buffer still has."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+END_OF_REPLAY = b"\xff" * 8
+DEFAULT_TOPIC = b"kv-events"
+DEFAULT_BUFFER_STEPS = 10_000
+
+Frames = tuple[bytes, bytes, bytes]
+WireFilter = Callable[[Frames], Iterable[Frames]]
+
+
+def send_unchanged(frames: Frames) -> Iterable[Frames]:
+    """The wire filter of a healthy publisher; another one may drop, repeat, delay or spoil messages."""
+    return (frames,)
+
+
+class EventPublisher:
+    """One DP rank's PUB and ROUTER sockets. The ring buffer keeps what was published, not what the filter let through.
+
+    endpoint / replay_endpoint: tcp://host:port to bind; port 0 takes a free one, ``endpoint`` then tells which.
+    """
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        *,
+        topic: bytes = DEFAULT_TOPIC,
+        buffer_steps: int = DEFAULT_BUFFER_STEPS,
+        wire_filter: WireFilter = send_unchanged,
+    ) -> None:
+        self.topic = topic
+        self.wire_filter = wire_filter
+        self.sequence = 0
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
+        self._pub: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
+        _bind(self._pub, endpoint)
+        self.endpoint = _address(self._pub)
+        self._router: zmq.asyncio.Socket | None = None
+        self.replay_endpoint: str | None = None
+        self._replay_task: asyncio.Task[None] | None = None
+        if replay_endpoint:
+            self._router = context.socket(zmq.ROUTER)
+            try:
+                _bind(self._router, replay_endpoint)
+            except OSError:
+                self._pub.close(linger=0)
+                raise
+            self.replay_endpoint = _address(self._router)
+            self._replay_task = asyncio.create_task(self._serve_replay(self._router))
+
+    def publish(self, payload: bytes) -> int:
+        """Send a batch under the next sequence number, which is returned."""
+        sequence = self.sequence
+        self.sequence += 1
+        self._buffer.append((sequence, payload))
+        for frames in self.wire_filter((self.topic, sequence.to_bytes(8, "big"), payload)):
+            with contextlib.suppress(zmq.Again):
+                self._pub.send_multipart(frames, zmq.NOBLOCK)
+        return sequence
+
+    def restart(self) -> None:
+        """Start a new life as a restarted process does: sequence from 0, nothing to replay."""
+        self.sequence = 0
+        self._buffer.clear()
+
+    async def close(self) -> None:
+        """Stop replaying and release both ports."""
+        if self._replay_task:
+            self._replay_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._replay_task
+        if self._router:
+            self._router.close(linger=0)
+        self._pub.close(linger=100)
+
+    async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
+        while True:
+            request = await router.recv_multipart()
+            if len(request) != 3 or request[1] != b"" or len(request[2]) != 8:
+                continue
+            client, start = request[0], int.from_bytes(request[2], "big")
+            for sequence, payload in list(self._buffer):
+                if sequence >= start:
+                    await router.send_multipart((client, b"", self.topic, sequence.to_bytes(8, "big"), payload))
+            await router.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
+
+
+def _bind(socket: "zmq.Socket[Any]", endpoint: str) -> None:
+    if "[" in endpoint:
+        socket.setsockopt(zmq.IPV6, 1)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise OSError(f"cannot bind {endpoint}: {error}") from error
+
+
+def _address(socket: "zmq.Socket[Any]") -> str:
+    return socket.getsockopt_string(zmq.LAST_ENDPOINT)
