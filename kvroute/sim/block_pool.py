@@ -34,6 +34,11 @@ class BlockPool:
         """Hashes that a request could hit right now."""
         return set(self._blocks_of)
 
+    @property
+    def cached_blocks(self) -> int:
+        """Number of distinct blocks a request could hit."""
+        return len(self._blocks_of)
+
     def find(self, block_hash: bytes) -> int | None:
         """A block with this content, or None."""
         blocks = self._blocks_of.get(block_hash)

@@ -166,7 +166,7 @@ class _Answer:
         text = detokenize(output)
         content = {"message": {"role": "assistant", "content": text}} if self._chat else {"text": text}
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": "length"}
-        return self._body(self._kind, [choice]) | {"usage": self._usage(first)}
+        return self._body(self._kind, [choice]) | self._usage(first)
 
     async def stream(self, ticket: Ticket, delay: float, with_usage: bool) -> AsyncIterator[bytes]:
         first = await ticket.first_token
@@ -177,7 +177,7 @@ class _Answer:
             yield self._chunk(detokenize([token]), "length" if position == len(output) - 1 else None)
         await ticket.output
         if with_usage:
-            yield _event(self._body(self._chunk_kind, []) | {"usage": self._usage(first)})
+            yield _event(self._body(self._chunk_kind, []) | self._usage(first))
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, text: str, finish_reason: str | None) -> bytes:
@@ -189,12 +189,20 @@ class _Answer:
         return {"id": self._id, "object": kind, **self._base, "choices": choices}
 
     def _usage(self, first: FirstToken) -> dict[str, Any]:
+        """The usage as vLLM reports it, and beside it where the cached blocks came from (a simulation knows)."""
         prompt_length, limit = self._lengths
         return {
-            "prompt_tokens": prompt_length,
-            "completion_tokens": limit,
-            "total_tokens": prompt_length + limit,
-            "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+            "usage": {
+                "prompt_tokens": prompt_length,
+                "completion_tokens": limit,
+                "total_tokens": prompt_length + limit,
+                "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+            },
+            "kv_hits": {
+                "npu_blocks": first.npu_blocks,
+                "cpu_blocks": first.cpu_blocks,
+                "disk_blocks": first.disk_blocks,
+            },
         }
 
 

@@ -30,10 +30,9 @@ def test_the_real_metaservices_cleared_event_is_reproduced_byte_for_byte() -> No
 )
 def test_each_kind_of_event_has_its_number_of_keys_in_the_documented_order(event: PoolEvent, keys: int) -> None:
     decoded = msgspec.msgpack.decode(encode_batch([event], NAMES, 1))["events"][0]
-    order = (
-        "event_id timestamp event_type model_name block_size additional_salt lora_name tenant_id medium backend_id "
-        "dp_rank seq_hashes base_block_idx parent_hash token_ids"
-    ).split()
+    header = ["event_id", "timestamp", "event_type", "model_name", "block_size", "additional_salt", "lora_name"]
+    header += ["tenant_id", "medium", "backend_id", "dp_rank"]
+    order = [*header, "seq_hashes", "base_block_idx", "parent_hash", "token_ids"]
     assert list(decoded) == order[:keys]
 
 

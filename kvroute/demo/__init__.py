@@ -1,0 +1,1 @@
+"""The demo: simulated engines under a multi-turn conversation load, placed cache-aware and round robin."""
