@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from itertools import pairwise
 
 from kvroute.sim.rank_server import Prompt, output_tokens
 
@@ -58,29 +57,6 @@ def conversations(shape: Shape, seed: int = 7) -> list[Conversation]:
         start = number * shape.start_window_seconds / shape.conversations
         made.append(Conversation(number, start, tuple(turns)))
     return made
-
-
-def repeated_tokens(load: list[Conversation]) -> int:
-    """Prompt tokens that a single boundless cache would not have to compute again: an upper limit for any policy."""
-    seen_systems: set[tuple[int, ...]] = set()
-    total = 0
-    for conversation in load:
-        first = tuple(conversation.turns[0].prompt.tokens[:64])
-        if first in seen_systems:
-            total += _shared_prefix(load, conversation)
-        seen_systems.add(first)
-        total += sum(len(before.prompt.tokens) for before, _ in pairwise(conversation.turns))
-    return total
-
-
-def _shared_prefix(load: list[Conversation], conversation: Conversation) -> int:
-    tokens = conversation.turns[0].prompt.tokens
-    best = 0
-    for other in load[: conversation.number]:
-        theirs = other.turns[0].prompt.tokens
-        shared = next((i for i, (a, b) in enumerate(zip(tokens, theirs, strict=False)) if a != b), len(tokens))
-        best = max(best, shared)
-    return best
 
 
 def _tokens(source: random.Random, count: int) -> list[int]:

@@ -13,9 +13,15 @@ from kvroute.sim.engine_rank import RankSpec
 from kvroute.sim.pool_client import PoolClient, PoolUnavailableError
 from kvroute.sim.publisher import DEFAULT_TOPIC, EventPublisher, WireFilter, send_unchanged
 from kvroute.sim.rank_server import FirstToken, Prompt, RankServer
+from kvroute.sim.registration import ENGINE_TYPE, MEMCACHE, NO_POOL, Registration
 from kvroute.sim.timing import Speed
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
+
+
+def own_address(host: str) -> str:
+    """The address under which others reach what listens on ``host``."""
+    return socket.gethostbyname(socket.gethostname()) if host in WILDCARDS else host
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,7 @@ class EngineSettings:
     @property
     def address(self) -> str:
         """What others connect to, and the backend_id of the engine's LocalService."""
-        if self.advertise_host:
-            return self.advertise_host
-        if self.host not in WILDCARDS:
-            return self.host
-        return socket.gethostbyname(socket.gethostname())
+        return self.advertise_host or own_address(self.host)
 
 
 class SimulatedEngine:
@@ -60,7 +62,11 @@ class SimulatedEngine:
         self.metrics = EngineMetrics(settings.model)
         self.ranks: list[RankServer] = []
         self._context = zmq.asyncio.Context()
-        self._pool = PoolClient(settings.pool_url, settings.address) if settings.pool_url else None
+        self._pool = (
+            PoolClient(settings.pool_url, settings.address, settings.pool_cpu_blocks, settings.pool_disk_blocks)
+            if settings.pool_url
+            else None
+        )
         self._server = HttpServer(engine_app(self), settings.host, settings.port)
 
     @property
@@ -76,8 +82,25 @@ class SimulatedEngine:
         """Where a rank's events can be had again, as others reach it."""
         return f"tcp://{_in_url(self.settings.address)}:{_port(self.ranks[dp_rank].publisher.replay_endpoint or '')}"
 
+    def registrations(self) -> list[Registration]:
+        """Bodies of POST /register, one for every DP rank."""
+        settings = self.settings
+        return [
+            {
+                "instance_id": settings.name,
+                "type": ENGINE_TYPE,
+                "modelname": settings.model,
+                "block_size": settings.rank.block_size,
+                "dp_rank": server.dp_rank,
+                "medium_endpoints": {"npu": self.endpoint(server.dp_rank)},
+                "replay_endpoint": self.replay_endpoint(server.dp_rank),
+                "store_backend": MEMCACHE if settings.pool_url else NO_POOL,
+            }
+            for server in self.ranks
+        ]
+
     async def start(self) -> None:
-        """Bind all ports and attach to the pool. Raises OSError naming a taken port, PoolUnavailableError."""
+        """Bind all ports and attach to the pool (or later, with the first put). Raises OSError naming a taken port."""
         settings = self.settings
         for dp_rank in range(settings.dp_size):
             publisher = EventPublisher(
@@ -94,7 +117,8 @@ class SimulatedEngine:
             )
         await self._server.start()
         if self._pool:
-            await self._pool.attach(settings.pool_cpu_blocks, settings.pool_disk_blocks)
+            with contextlib.suppress(PoolUnavailableError):
+                await self._pool.attach()
 
     async def stop(self) -> None:
         """Release everything; the pool loses what lay at this engine."""

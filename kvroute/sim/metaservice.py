@@ -16,6 +16,7 @@ from starlette.routing import Route
 from kvroute.sim.memcache_events import MetaServiceNames, encode_batch
 from kvroute.sim.pool_store import CPU, DISK, PoolStore
 from kvroute.sim.publisher import EventPublisher
+from kvroute.sim.registration import ENGINE_TYPE, MEMCACHE, Registration
 
 FIRST_SEQUENCE = 1
 BYTES_PER_KEY = 2 * 1024 * 1024
@@ -55,6 +56,19 @@ class SimulatedMetaService:
         """Base of the HTTP interface."""
         return f"http://{self._host}:{self._server.port}"
 
+    def registration(self, instance_id: str, address: str | None = None) -> Registration:
+        """The body of POST /register; address: the host under which others reach the pool, when not the bound one."""
+        endpoint = f"tcp://{address}:{self.endpoint.rpartition(':')[2]}" if address else self.endpoint
+        return {
+            "instance_id": instance_id,
+            "type": ENGINE_TYPE,
+            "modelname": self.names.model_name,
+            "block_size": self.names.block_size,
+            "dp_rank": 0,
+            "endpoint": endpoint,
+            "store_backend": MEMCACHE,
+        }
+
     async def start(self) -> None:
         """Listen. Raises OSError when the port is taken."""
         await self._server.start()
@@ -73,15 +87,14 @@ class SimulatedMetaService:
             self.publisher.publish(encode_batch(batch, self.names, int(time.time() * 1000)))
 
     def _app(self) -> Starlette:
-        store = self.store
         return Starlette(
             routes=[
-                self._route("/attach", lambda b: store.attach(b["backend_id"], b["cpu_keys"], b["disk_keys"])),
-                self._route("/detach", lambda b: store.detach(b["backend_id"])),
-                self._route("/put", lambda b: store.put(b["backend_id"], b["keys"])),
-                self._route("/find", lambda b: [p and (p.medium, p.backend_id) for p in store.find(b["keys"])]),
-                self._route("/remove", lambda b: store.remove(b["keys"])),
-                self._route("/clear", lambda _: store.clear()),
+                self._route("/attach", self._attach),
+                self._route("/detach", lambda body: self.store.detach(body["backend_id"])),
+                self._route("/put", lambda body: self.store.put(body["backend_id"], body["keys"])),
+                self._route("/find", self._find),
+                self._route("/remove", lambda body: self.store.remove(body["keys"])),
+                self._route("/clear", lambda _: self.store.clear()),
                 Route("/health", lambda _: PlainTextResponse("OK")),
                 Route("/metrics", self._metrics),
             ]
@@ -99,6 +112,12 @@ class SimulatedMetaService:
             return JSONResponse({"result": result})
 
         return Route(path, handle, methods=["POST"])
+
+    def _attach(self, body: dict[str, Any]) -> None:
+        self.store.attach(body["backend_id"], body["cpu_keys"], body["disk_keys"])
+
+    def _find(self, body: dict[str, Any]) -> list[tuple[str, str] | None]:
+        return [(place.medium, place.backend_id) if place else None for place in self.store.find(body["keys"])]
 
     def _metrics(self, _: Request) -> Response:
         registry = CollectorRegistry()

@@ -240,3 +240,17 @@ async def test_an_engine_goes_on_without_its_pool() -> None:
     assert response.status_code == 200
     assert engine.ranks[0].pool_failures == 2
     await engine.stop()
+
+
+async def test_an_engine_lends_its_room_again_after_the_pool_restarted() -> None:
+    pool = SimulatedMetaService(MetaServiceNames("m", BLOCK_SIZE))
+    await pool.start()
+    settings = EngineSettings("a", "m", RankSpec(BLOCK_SIZE, 16), speed=FAST, pool_url=pool.url, pool_cpu_blocks=8)
+    engine = SimulatedEngine(settings)
+    await engine.start()
+    pool.store = type(pool.store)()
+    async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+        await client.post("/v1/completions", json=completion(list(range(9)), max_tokens=2))
+    assert pool.store.used("cpu") == 2
+    await engine.stop()
+    await pool.stop()

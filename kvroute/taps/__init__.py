@@ -1,0 +1,1 @@
+"""Debugging taps: what the services say they do, as it happens."""

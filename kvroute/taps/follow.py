@@ -1,0 +1,52 @@
+"""Follows ``kv.state.>`` on NATS."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from schemas.events import BodyError, StateNote, decode_state_note
+from schemas.subjects import escape
+
+CONNECT_TIMEOUT_SECONDS = 5
+MAX_PENDING_NOTES = 10_000
+
+
+def state_subjects(states: Sequence[str], model: str | None) -> list[str]:
+    """NATS subjects to listen to; no states means all."""
+    last = escape(model) if model else "*"
+    return [f"kv.state.{state}.{last}" for state in states or ("*",)]
+
+
+async def connect(url: str) -> Client:
+    """Connect at once or raise (OSError, nats.errors.Error); later losses of the server are ridden out."""
+    return await nats.connect(
+        url,
+        name="kvroute-tap",
+        connect_timeout=CONNECT_TIMEOUT_SECONDS,
+        max_reconnect_attempts=-1,
+        allow_reconnect=True,
+    )
+
+
+async def state_notes(
+    client: Client, states: Sequence[str], model: str | None
+) -> AsyncGenerator[StateNote | BodyError, None]:
+    """Notes as they come, for ever; a body that is not one comes as the error. Too slow a reader loses the newest."""
+    notes: asyncio.Queue[StateNote | BodyError] = asyncio.Queue(MAX_PENDING_NOTES)
+
+    async def receive(message: Msg) -> None:
+        if notes.full():
+            return
+        try:
+            notes.put_nowait(decode_state_note(message.data))
+        except BodyError as error:
+            notes.put_nowait(BodyError(f"{message.subject}: {error}"))
+
+    for subject in state_subjects(states, model):
+        await client.subscribe(subject, cb=receive)
+    await client.flush()
+    while True:
+        yield await notes.get()
