@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -12,6 +12,7 @@ import zmq.asyncio
 END_OF_REPLAY = b"\xff" * 8
 DEFAULT_TOPIC = b"kv-events"
 DEFAULT_BUFFER_STEPS = 10_000
+SUBSCRIPTION_POLL_SECONDS = 0.01
 
 Frames = tuple[bytes, bytes, bytes]
 WireFilter = Callable[[Frames], Iterable[Frames]]
@@ -42,7 +43,9 @@ class EventPublisher:
         self.wire_filter = wire_filter
         self.sequence = 0
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
-        self._pub: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
+        self._subscribed = False
+        # XPUB is PUB on the wire; it also tells when somebody subscribes.
+        self._pub: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.XPUB)
         _bind(self._pub, endpoint)
         self.endpoint = _address(self._pub)
         self._router: zmq.asyncio.Socket | None = None
@@ -64,9 +67,21 @@ class EventPublisher:
         self.sequence += 1
         self._buffer.append((sequence, payload))
         for frames in self.wire_filter((self.topic, sequence.to_bytes(8, "big"), payload)):
-            with contextlib.suppress(zmq.Again):
-                self._pub.send_multipart(frames, zmq.NOBLOCK)
+            self.send(frames)
         return sequence
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """Put frames on the wire as they are; nobody remembers them."""
+        with contextlib.suppress(zmq.Again):
+            self._pub.send_multipart(frames, zmq.NOBLOCK)
+
+    async def subscribed(self) -> None:
+        """Return once somebody has subscribed: what is published before is lost to a late joiner."""
+        while not self._subscribed:
+            try:
+                self._subscribed = self._pub.recv(zmq.NOBLOCK).startswith(b"\x01")
+            except zmq.Again:
+                await asyncio.sleep(SUBSCRIPTION_POLL_SECONDS)
 
     def restart(self) -> None:
         """Start a new life as a restarted process does: sequence from 0, nothing to replay."""

@@ -14,6 +14,7 @@ from kvroute.sim.engine import EngineSettings, SimulatedEngine
 from kvroute.sim.engine_rank import RankSpec
 from kvroute.sim.memcache_events import MetaServiceNames
 from kvroute.sim.metaservice import SimulatedMetaService
+from kvroute.sim.publisher import EventPublisher
 from kvroute.sim.timing import Speed
 
 BLOCK_SIZE = 4
@@ -22,16 +23,16 @@ DEADLINE_SECONDS = 5.0
 
 
 class Subscriber:
-    """A SUB that collects decoded batches; ``connect`` returns once the subscription is known to the publisher."""
+    """A SUB that decodes batches; ``connected`` returns once the publisher knows the subscription."""
 
-    def __init__(self, context: zmq.asyncio.Context, endpoint: str) -> None:
+    def __init__(self, context: zmq.asyncio.Context, publisher: EventPublisher) -> None:
+        self._publisher = publisher
         self._socket = context.socket(zmq.SUB)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.subscribe(b"")
-        self._socket.connect(endpoint)
+        self._socket.connect(publisher.endpoint)
 
     async def connected(self) -> None:
-        await asyncio.wait_for(self._monitor.recv_multipart(), DEADLINE_SECONDS)
+        await asyncio.wait_for(self._publisher.subscribed(), DEADLINE_SECONDS)
 
     async def next(self) -> tuple[bytes, int, Any]:
         topic, sequence, payload = await asyncio.wait_for(self._socket.recv_multipart(), DEADLINE_SECONDS)
@@ -77,7 +78,7 @@ async def test_a_repeated_prompt_reports_its_cached_tokens(client: httpx.AsyncCl
 async def test_the_header_chooses_the_rank_and_each_rank_has_a_publisher_and_sequence_of_its_own(
     engine: SimulatedEngine, client: httpx.AsyncClient, context: zmq.asyncio.Context
 ) -> None:
-    subscribers = [Subscriber(context, engine.endpoint(rank)) for rank in range(2)]
+    subscribers = [Subscriber(context, server.publisher) for server in engine.ranks]
     for subscriber in subscribers:
         await subscriber.connected()
     for rank in (1, 0, 1):
@@ -180,7 +181,7 @@ async def test_a_malformed_replay_request_is_ignored_and_the_next_one_answered(
 async def test_reset_is_told_with_the_next_prompt_as_a_real_engine_does(
     engine: SimulatedEngine, client: httpx.AsyncClient, context: zmq.asyncio.Context
 ) -> None:
-    subscriber = Subscriber(context, engine.endpoint(0))
+    subscriber = Subscriber(context, engine.ranks[0].publisher)
     await subscriber.connected()
     headers = {"X-data-parallel-rank": "0"}
     await client.post("/v1/completions", json=completion([1] * 5), headers=headers)
@@ -194,7 +195,7 @@ async def test_reset_is_told_with_the_next_prompt_as_a_real_engine_does(
 async def test_blocks_of_one_engine_are_found_in_the_pool_by_another(context: zmq.asyncio.Context) -> None:
     pool = SimulatedMetaService(MetaServiceNames("m", BLOCK_SIZE))
     await pool.start()
-    subscriber = Subscriber(context, pool.endpoint)
+    subscriber = Subscriber(context, pool.publisher)
     await subscriber.connected()
     engines = [
         SimulatedEngine(
