@@ -1,0 +1,279 @@
+"""Publish batches to JetStream: in order per publisher, every batch stored once, nothing lost in silence.
+
+One batch of a publisher is on its way at a time; what arrives meanwhile is collected into the next one, so a slow
+broker makes larger batches instead of a longer queue. A batch that is not acknowledged is sent again, the same bytes
+under the same Nats-Msg-Id. After an outage near the broker's duplicate window the stream is asked first whether it
+has the batch already.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from schemas.events import BodyError, EventBatch, decode_event_batch, encode
+from schemas.subjects import EVENTS_STREAM, escape, events_subject
+from services.ingest.batching import BatchBuffer, PendingBatch
+from services.ingest.registrations import Publisher
+
+HEADER_BYTES = 1024
+MAX_CLIENT_BACKLOG_BYTES = 1024 * 1024
+SWEEP_SECONDS = 0.1
+RETRY_SECONDS = 0.5
+TRUST_DUPLICATE_WINDOW_SECONDS = 60.0
+
+
+class _Acknowledgement(msgspec.Struct):
+    stream: str = ""
+    seq: int = 0
+    error: dict[str, Any] | None = None
+
+
+_acknowledgement_decoder = msgspec.json.Decoder(_Acknowledgement)
+
+
+@dataclass(slots=True)
+class _Sent:
+    body: bytes
+    number: int
+    first_at: float
+    at: float
+    failed: bool = False
+
+
+class Lane:
+    """The way of one publisher's batches to its subject."""
+
+    def __init__(
+        self,
+        number: int,
+        publisher: Publisher,
+        buffer: BatchBuffer,
+        on_stored: Callable[[PendingBatch], None],
+        on_refused: Callable[[PendingBatch, str], None],
+    ) -> None:
+        self.number = number
+        self.publisher = publisher
+        self.buffer = buffer
+        self.on_stored = on_stored
+        self.on_refused = on_refused
+        self.sent: _Sent | None = None
+        self.batches_stored = 0
+
+    @property
+    def subject(self) -> str:
+        """Where this publisher's batches go."""
+        return subject_of(self.publisher)
+
+    def message_id(self, batch: PendingBatch) -> str:
+        """The Nats-Msg-Id of a batch: equal for equal content, different for everything else."""
+        key = self.publisher.key
+        socket = "" if self.publisher.primary else "/" + "+".join(self.publisher.tiers)
+        return (
+            f"{key.source}/{escape(key.instance_id)}/{key.dp_rank}{socket}/{batch.generation}"
+            f"/{batch.first_seq}-{batch.last_seq}/{batch.part}"
+        )
+
+
+def subject_of(publisher: Publisher) -> str:
+    """The subject of a publisher's canonical events."""
+    record = publisher.record
+    return events_subject(publisher.key.source, record.model, record.instance_id, record.dp_rank)
+
+
+async def last_stored(js: JetStreamContext, subject: str) -> EventBatch | None:
+    """The newest batch that the stream keeps for a subject, None when there is none (or none that can be read)."""
+    try:
+        message = await js.get_last_msg(EVENTS_STREAM, subject)
+        return decode_event_batch(message.data or b"")
+    except (NotFoundError, BodyError):
+        return None
+
+
+def _has_passed(stored: EventBatch, batch: PendingBatch, body: bytes) -> bool:
+    """Whether the newest batch of a subject is the one on its way, or one after it."""
+    newest, own = (stored.generation, stored.last_seq), (batch.generation, batch.last_seq)
+    return newest > own or (newest == own and encode(stored) == body)
+
+
+class BatchPublisher:
+    """Sends what lanes hold. ``trouble`` says why nothing is stored at the moment, empty when all is well."""
+
+    def __init__(self, nc: Client, js: JetStreamContext, linger: float, acknowledge_timeout: float) -> None:
+        self._nc = nc
+        self._js = js
+        self._linger = linger
+        self._acknowledge_timeout = acknowledge_timeout
+        self._lanes: dict[int, Lane] = {}
+        self._next_lane = 0
+        self._due: dict[int, Lane] = {}
+        self._wake = asyncio.Event()
+        self._inbox = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._subscription: Any = None
+        self.trouble = ""
+        self.no_stream = asyncio.Event()
+
+    async def start(self) -> None:
+        """Begin to send and to listen for acknowledgements."""
+        self._inbox = self._nc.new_inbox()
+        self._subscription = await self._nc.subscribe(
+            f"{self._inbox}.*", cb=self._acknowledged, pending_msgs_limit=-1, pending_bytes_limit=-1
+        )
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._sweep())]
+
+    async def stop(self, grace: float) -> None:
+        """Send what is left, for ``grace`` seconds at most, then give up; lanes keep what could not be sent."""
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(len(lane.buffer) for lane in self._lanes.values()):
+            for lane in self._lanes.values():
+                self.offer(lane)
+            await asyncio.sleep(self._linger or 0.001)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._subscription is not None:
+            with contextlib.suppress(NatsError):
+                await self._subscription.unsubscribe()
+
+    def add(
+        self,
+        publisher: Publisher,
+        buffer: BatchBuffer,
+        on_stored: Callable[[PendingBatch], None],
+        on_refused: Callable[[PendingBatch, str], None],
+    ) -> Lane:
+        """A lane for a publisher. on_stored: a batch is safe in the stream; on_refused: it can never be stored."""
+        self._next_lane += 1
+        lane = self._lanes[self._next_lane] = Lane(self._next_lane, publisher, buffer, on_stored, on_refused)
+        return lane
+
+    def remove(self, lane: Lane) -> None:
+        """Forget a lane; what its buffer holds is the caller's to drop."""
+        self._lanes.pop(lane.number, None)
+        self._due.pop(lane.number, None)
+
+    def offer(self, lane: Lane) -> None:
+        """The lane's buffer has something to send."""
+        self._due[lane.number] = lane
+        self._wake.set()
+
+    async def _pump(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._linger)
+            self._wake.clear()
+            due, self._due = self._due, {}
+            for lane in due.values():
+                if lane.sent is not None or not len(lane.buffer):
+                    continue
+                if self._can_send():
+                    await self._send_head(lane)
+                else:
+                    self._due.setdefault(lane.number, lane)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            waiting = [lane for lane in self._lanes.values() if lane.sent is not None]
+            longest = max((now - lane.sent.first_at for lane in waiting if lane.sent is not None), default=0.0)
+            if longest > self._acknowledge_timeout and not self.trouble:
+                self.trouble = f"NATS has not acknowledged a batch for {longest:.0f} s"
+            if not self._can_send():
+                continue
+            if self._due:
+                self._wake.set()
+            for lane in waiting:
+                sent = lane.sent
+                if sent is not None and now - sent.at > (RETRY_SECONDS if sent.failed else self._acknowledge_timeout):
+                    await self._send_again(lane, sent, now)
+
+    def _can_send(self) -> bool:
+        return self._nc.is_connected and self._nc.pending_data_size < MAX_CLIENT_BACKLOG_BYTES
+
+    async def _send_head(self, lane: Lane) -> None:
+        batch = lane.buffer.head()
+        if batch is None or lane.number not in self._lanes:
+            return
+        body = encode(batch.body(lane.publisher))
+        if len(body) > self._nc.max_payload - HEADER_BYTES:
+            lane.buffer.confirm()
+            lane.on_refused(batch, "too_large_for_nats")
+            self.offer(lane)
+            return
+        now = time.monotonic()
+        lane.sent = _Sent(body, lane.batches_stored, now, now)
+        await self._publish(lane, lane.sent, batch)
+
+    async def _send_again(self, lane: Lane, sent: _Sent, now: float) -> None:
+        batch = lane.buffer.head()
+        if batch is None or lane.number not in self._lanes:
+            return
+        sent.at, sent.failed = now, False
+        if now - sent.first_at > TRUST_DUPLICATE_WINDOW_SECONDS and lane.publisher.sole:
+            try:
+                stored = await last_stored(self._js, lane.subject)
+            except (NatsError, TimeoutError):
+                return
+            if lane.sent is not sent:
+                return
+            if stored is not None and _has_passed(stored, batch, sent.body):
+                self._confirm(lane)
+                return
+        await self._publish(lane, sent, batch)
+
+    async def _publish(self, lane: Lane, sent: _Sent, batch: PendingBatch) -> None:
+        try:
+            await self._nc.publish(
+                lane.subject,
+                sent.body,
+                reply=f"{self._inbox}.{lane.number}-{sent.number}",
+                headers={"Nats-Msg-Id": lane.message_id(batch)},
+            )
+        except (NatsError, OSError) as error:
+            self._failed(sent, f"NATS: {error}")
+
+    async def _acknowledged(self, message: Msg) -> None:
+        lane_number, _, number = message.subject.rpartition(".")[2].partition("-")
+        if not (lane_number.isdecimal() and number.isdecimal()):
+            return
+        lane = self._lanes.get(int(lane_number))
+        sent = lane.sent if lane is not None else None
+        if lane is None or sent is None or sent.number != int(number):
+            return
+        if not message.data:
+            self.no_stream.set()
+            self._failed(sent, f"no JetStream stream takes {lane.subject}: is {EVENTS_STREAM} there?")
+            return
+        try:
+            acknowledgement = _acknowledgement_decoder.decode(message.data)
+        except msgspec.DecodeError as error:
+            self._failed(sent, f"acknowledgement cannot be read: {error}")
+            return
+        if acknowledgement.error is not None:
+            self._failed(sent, f"JetStream refused a batch: {acknowledgement.error.get('description', 'no reason')}")
+            return
+        self._confirm(lane)
+
+    def _confirm(self, lane: Lane) -> None:
+        lane.sent = None
+        lane.batches_stored += 1
+        self.trouble = ""
+        lane.on_stored(lane.buffer.confirm())
+        if len(lane.buffer):
+            self.offer(lane)
+
+    def _failed(self, sent: _Sent, reason: str) -> None:
+        sent.failed = True
+        sent.at = time.monotonic()
+        self.trouble = reason
