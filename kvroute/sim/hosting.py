@@ -51,14 +51,14 @@ async def _registered_until_stopped(router_url: str | None, bodies: list[Registr
     registering = asyncio.create_task(register(router_url, bodies, say))
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({registering, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if not registering.done():
+    if registering.done():
+        await registering
+        say(f"registered at {router_url}")
+        await waiting
+    else:
         registering.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await registering
-        return
-    await registering
-    say(f"registered at {router_url}")
-    await waiting
     try:
         await unregister(router_url, bodies)
     except httpx.HTTPError as error:
