@@ -11,6 +11,7 @@ import re
 
 EVENTS_STREAM = "KV_EVENTS"
 INDEX_STREAM = "KV_INDEX"
+DEAD_STREAM = "KV_DEAD"
 REGISTRY_BUCKET = "kv_registry"
 SNAPSHOT_BUCKET = "kv_snapshots"
 MATCHER_CONSUMER = "matcher"

@@ -1,4 +1,4 @@
-"""A container health check without a shell or curl: ``python -m services.runtime.probe URL`` exits 0 on a 2xx answer."""
+"""A container health check without shell or curl: ``python -m services.runtime.probe URL`` exits 0 on a 2xx answer."""
 
 import sys
 import urllib.error

@@ -1,0 +1,175 @@
+"""The connection to NATS and the streams on it: waits for the server, says so, reconnects for ever."""
+
+import asyncio
+import random
+import ssl
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import nats
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
+
+from schemas.subjects import (
+    DEAD_ALL,
+    DEAD_STREAM,
+    EVENTS_ALL,
+    EVENTS_STREAM,
+    INDEX_ALL,
+    INDEX_STREAM,
+    REGISTRY_BUCKET,
+    SNAPSHOT_BUCKET,
+)
+from services.runtime.health import Health
+from services.runtime.logging import get_logger
+from services.runtime.settings import NatsSettings
+
+FIRST_WAIT_SECONDS = 0.1
+LONGEST_WAIT_SECONDS = 5.0
+PENDING_BYTES = 32 * 1024 * 1024
+
+log = get_logger("broker")
+
+
+def masked(url: str) -> str:
+    """A URL without its user and password, for logs."""
+    try:
+        parts = urlsplit(url)
+        if "@" not in parts.netloc:
+            return url
+        return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]))
+    except ValueError:
+        return "***"
+
+
+async def connect_nats(settings: NatsSettings, name: str, health: Health | None = None) -> Client:
+    """A connected client; waits for the server with growing, jittered pauses. Later losses are ridden out.
+
+    Raises ValueError for a URL that can never work.
+    """
+    where = ", ".join(masked(url) for url in settings.servers())
+    if not settings.servers():
+        raise ValueError("nats.url is empty; give at least one server, for example nats://127.0.0.1:4222")
+
+    def report(ok: bool, reason: str = "") -> None:
+        if health is not None:
+            health.set("nats", ok, reason)
+
+    async def disconnected() -> None:
+        report(False, f"connection to NATS at {where} is lost, reconnecting")
+        log.warning("nats_disconnected", server=where)
+
+    async def reconnected() -> None:
+        report(True)
+        log.info("nats_reconnected", server=where)
+
+    async def failed(error: Exception) -> None:
+        log.debug("nats_error", error=str(error) or type(error).__name__)
+
+    report(False, f"waiting for NATS at {where}")
+    wait = FIRST_WAIT_SECONDS
+    said = False
+    while True:
+        try:
+            client = await nats.connect(
+                servers=settings.servers(),
+                name=name,
+                connect_timeout=settings.connect_timeout,
+                allow_reconnect=True,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=0.25,
+                pending_size=PENDING_BYTES,
+                disconnected_cb=disconnected,
+                reconnected_cb=reconnected,
+                error_cb=failed,
+                **_credentials(settings),
+            )
+        except (OSError, NatsError, TimeoutError) as error:
+            if not said:
+                log.info("waiting_for_nats", server=where, error=str(error) or type(error).__name__)
+                said = True
+            report(False, f"waiting for NATS at {where}: {str(error) or type(error).__name__}")
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(LONGEST_WAIT_SECONDS, wait * 2)
+            continue
+        report(True)
+        log.info("nats_connected", server=where)
+        return client
+
+
+def _credentials(settings: NatsSettings) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if settings.user is not None:
+        values["user"] = settings.user
+    if settings.password is not None:
+        values["password"] = settings.password.get_secret_value()
+    if settings.token is not None:
+        values["token"] = settings.token.get_secret_value()
+    if settings.credentials_file:
+        values["user_credentials"] = settings.credentials_file
+    if settings.tls_ca_file:
+        values["tls"] = ssl.create_default_context(cafile=settings.tls_ca_file)
+    return values
+
+
+async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
+    """Create or bring up to date the streams, the registry bucket and the snapshot store; waits for JetStream."""
+    wait = FIRST_WAIT_SECONDS
+    while True:
+        try:
+            for stream, subject in ((EVENTS_STREAM, EVENTS_ALL), (INDEX_STREAM, INDEX_ALL), (DEAD_STREAM, DEAD_ALL)):
+                await _ensure_stream(js, _stream_config(settings, stream, subject))
+            await _ensure_registry(js, settings)
+            await _ensure_snapshots(js, settings)
+        except (NatsError, TimeoutError) as error:
+            log.info("waiting_for_jetstream", error=str(error) or type(error).__name__)
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(LONGEST_WAIT_SECONDS, wait * 2)
+        else:
+            return
+
+
+def _storage(settings: NatsSettings) -> StorageType:
+    return StorageType.FILE if settings.storage == "file" else StorageType.MEMORY
+
+
+def _stream_config(settings: NatsSettings, stream: str, subject: str) -> StreamConfig:
+    return StreamConfig(
+        name=stream,
+        subjects=[subject],
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        storage=_storage(settings),
+        max_age=settings.stream_max_age,
+        max_bytes=settings.stream_max_bytes if stream != DEAD_STREAM else min(settings.stream_max_bytes, 64 * 1024**2),
+        duplicate_window=min(settings.duplicate_window, settings.stream_max_age),
+        num_replicas=settings.replicas,
+        allow_direct=True,
+    )
+
+
+async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
+    try:
+        await js.add_stream(config)
+    except BadRequestError:
+        # It exists with other settings: another release or an operator's change of limits.
+        await js.update_stream(config)
+
+
+async def _ensure_registry(js: JetStreamContext, settings: NatsSettings) -> None:
+    try:
+        await js.key_value(REGISTRY_BUCKET)
+    except (BucketNotFoundError, NotFoundError):
+        await js.create_key_value(
+            KeyValueConfig(bucket=REGISTRY_BUCKET, history=1, storage=_storage(settings), replicas=settings.replicas)
+        )
+
+
+async def _ensure_snapshots(js: JetStreamContext, settings: NatsSettings) -> None:
+    try:
+        await js.object_store(SNAPSHOT_BUCKET)
+    except (BucketNotFoundError, NotFoundError):
+        await js.create_object_store(SNAPSHOT_BUCKET, storage=_storage(settings), replicas=settings.replicas)

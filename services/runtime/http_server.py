@@ -1,0 +1,112 @@
+"""uvicorn inside a running loop: bound before it is announced, stopped within a grace time."""
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import uvicorn
+
+BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        return
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def bind(host: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """A listening TCP socket; ``::`` also takes IPv4 and falls back to it where there is no IPv6.
+
+    Raises OSError with host, port and cause in its text.
+    """
+    try:
+        return _bind(host, port, reuse_port)
+    except OSError as error:
+        if host == "::":
+            with contextlib.suppress(OSError):
+                return _bind("0.0.0.0", port, reuse_port)
+        raise OSError(error.errno, f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+
+
+def _bind(host: str, port: int, reuse_port: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class HttpServer:
+    """One ASGI application on one port (0: any free one)."""
+
+    def __init__(self, app: Any, host: str, port: int, reuse_port: bool = False) -> None:
+        self._app = app
+        self._host = host
+        self._port = port
+        self._reuse_port = reuse_port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, the real one after start()."""
+        return self._port
+
+    async def start(self) -> None:
+        """Bind and serve. Raises OSError when the address cannot be had."""
+        listener = bind(self._host, self._port, self._reuse_port)
+        self._port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=None,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http-{self._port}")
+        while not self._server.started:
+            if self._task.done():
+                self._task.result()
+                raise OSError(f"the HTTP server on port {self._port} stopped at start")
+            await asyncio.sleep(0.005)
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Stop accepting, let running requests finish for `grace` seconds, then cut them off. Idempotent."""
+        server, task = self._server, self._task
+        if server is None or task is None:
+            return
+        self._server = self._task = None
+        server.should_exit = True
+        done, _ = await asyncio.wait({task}, timeout=grace)
+        if not done:
+            server.force_exit = True
+            for connection in list(server.server_state.connections):
+                transport = getattr(connection, "transport", None)
+                if transport is not None:
+                    transport.abort()
+            for request in list(server.server_state.tasks):
+                request.cancel()
+            await asyncio.wait({task}, timeout=1.0)
+            if not task.done():
+                task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

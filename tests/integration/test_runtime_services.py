@@ -1,0 +1,249 @@
+"""The shared runtime against real servers and real processes."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import nats
+import pytest
+from nats.aio.client import Client
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from schemas.events import StateNote, decode_state_note
+from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
+from services.runtime.broker import connect_nats, ensure_streams, masked
+from services.runtime.health import Health, health_routes
+from services.runtime.http_server import HttpServer
+from services.runtime.registry_store import Registry, RegistryStore, RegistryWatch, key_of
+from services.runtime.settings import NatsSettings
+from services.runtime.taps import StateTap
+from tests.conftest import ServerProcess, free_port, make_nats_server, wait_for
+
+
+async def until(condition: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "condition not reached"
+        await asyncio.sleep(0.01)
+
+
+def engine(instance_id: str, **changes: object) -> EngineRecord:
+    return EngineRecord(instance_id=instance_id, model="m", block_size=4, generation=1, **changes)  # type: ignore[arg-type]
+
+
+async def test_connecting_waits_for_a_server_that_comes_later_and_says_so(tmp_path: Path) -> None:
+    server = make_nats_server(tmp_path)
+    health = Health("test")
+    connecting = asyncio.create_task(connect_nats(NatsSettings(url=server.url), "test", health))
+    await until(lambda: "waiting for NATS" in str(health.report()))
+    assert not health.ready
+    await asyncio.to_thread(server.start)
+    client = await asyncio.wait_for(connecting, 15)
+    assert health.ready
+    await client.close()
+    server.stop()
+
+
+async def test_streams_survive_being_ensured_twice_and_take_new_limits(nats_client: Client) -> None:
+    js = nats_client.jetstream()
+    await ensure_streams(js, NatsSettings(stream_max_bytes=4 * 1024**2))
+    await ensure_streams(js, NatsSettings(stream_max_bytes=8 * 1024**2, stream_max_age=60))
+    info = await js.stream_info("KV_EVENTS")
+    assert info.config.max_bytes == 8 * 1024**2
+    assert info.config.subjects == ["kv.events.>"]
+    assert (await js.stream_info("KV_INDEX")).config.max_age == 60
+
+
+async def test_the_registry_watch_shows_the_initial_state_changes_and_removals(nats_client: Client) -> None:
+    js = nats_client.jetstream()
+    await ensure_streams(js, NatsSettings())
+    store = RegistryStore(js)
+    await store.put(engine("a"))
+    seen: list[Registry] = []
+    watch = RegistryWatch(js, seen.append)
+    await watch.start()
+    assert set(watch.registry.engines) == {("a", 0)}
+    revision = await store.put(PoolRecord(instance_id="p", model="m", block_size=4, endpoint="tcp://h:1"))
+    assert await watch.wait_for_revision(revision)
+    assert set(watch.registry.pools) == {"p"}
+    tombstone = RetiredRecord(retired_kind="engine", instance_id="a", model="m", generation=9)
+    assert await watch.wait_for_revision(await store.retire(tombstone))
+    assert watch.registry.engines == {}
+    assert watch.registry.retired == (tombstone,)
+    await store.purge(key_of(tombstone))
+    await until(lambda: watch.registry.retired == ())
+    assert len(seen) == 4
+    await watch.stop()
+
+
+async def test_an_unreadable_record_is_skipped_and_the_watch_goes_on(nats_client: Client) -> None:
+    js = nats_client.jetstream()
+    await ensure_streams(js, NatsSettings())
+    store = RegistryStore(js)
+    await (await store.bucket()).put("engine.bad.0", b'{"kind":"engine"}')
+    watch = RegistryWatch(js)
+    await watch.start()
+    assert await watch.wait_for_revision(await store.put(engine("good")))
+    assert set(watch.registry.engines) == {("good", 0)}
+    await watch.stop()
+
+
+async def test_na_01_the_watch_lists_everything_again_after_the_server_was_killed(tmp_path: Path) -> None:
+    server = make_nats_server(tmp_path)
+    server.start()
+    settings = NatsSettings(url=server.url)
+    client = await connect_nats(settings, "watcher")
+    js = client.jetstream()
+    await ensure_streams(js, settings)
+    store = RegistryStore(js)
+    await store.put(engine("a"))
+    await store.put(engine("b"))
+    watch = RegistryWatch(js)
+    await watch.start()
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+    other = await nats.connect(server.url)
+    other_store = RegistryStore(other.jetstream())
+    await other_store.purge("engine.a.0")
+    await other_store.put(engine("c"))
+    await until(lambda: set(watch.registry.engines) == {("b", 0), ("c", 0)}, 20)
+    await watch.stop()
+    await other.close()
+    await client.close()
+    server.stop()
+
+
+async def test_taps_publish_notes_and_skip_what_exceeds_the_rate(nats_client: Client) -> None:
+    received: list[StateNote] = []
+
+    async def receive(message: object) -> None:
+        received.append(decode_state_note(message.data))  # type: ignore[attr-defined]
+
+    await nats_client.subscribe("kv.state.matched.*", cb=receive)
+    await nats_client.flush()
+    tap = StateTap(nats_client, "test", max_per_second=5)
+    for number in range(50):
+        tap.note(StateNote(state="matched", model="a.b", blocks=number))
+    await tap.stop()
+    await nats_client.flush()
+    await until(lambda: len(received) >= 5)
+    assert len(received) == 5
+    assert received[0] == StateNote(state="matched", model="a.b", blocks=0)
+
+
+async def test_health_routes_tell_liveness_readiness_and_reasons() -> None:
+    health = Health("test")
+    health.set("redis", False, "Redis is away")
+    server = HttpServer(Starlette(routes=health_routes(health)), "::", 0)
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        assert (await client.get("/livez")).status_code == 200
+        not_ready = await client.get("/readyz")
+        assert not_ready.status_code == 503
+        assert not_ready.json()["conditions"]["redis"]["reason"] == "Redis is away"
+        health.set("redis", True)
+        assert (await client.get("/readyz")).json()["ready"] is True
+        assert "process_cpu_seconds_total" in (await client.get("/metrics")).text
+    await server.stop()
+
+
+async def test_an_occupied_port_is_named_in_the_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port {port}"):
+            await HttpServer(Starlette(), "127.0.0.1", port).start()
+
+
+async def test_ht_01_an_open_stream_does_not_keep_the_server_from_stopping() -> None:
+    async def endless(request: Request) -> StreamingResponse:
+        async def body() -> object:
+            while True:
+                yield b"data: x\n\n"
+                await asyncio.sleep(3600)
+
+        return StreamingResponse(body(), media_type="text/event-stream")  # type: ignore[arg-type]
+
+    server = HttpServer(Starlette(routes=[Route("/events", endless)]), "127.0.0.1", 0)
+    await server.start()
+    async with httpx.AsyncClient() as client, client.stream("GET", f"http://127.0.0.1:{server.port}/events") as answer:
+        assert answer.status_code == 200
+        before = time.monotonic()
+        await server.stop(grace=0.3)
+        assert time.monotonic() - before < 2.5
+
+
+SERVICE = """
+import asyncio, contextlib, sys
+from services.runtime.service import run_service
+
+@contextlib.asynccontextmanager
+async def start(config, health):
+    print("up", flush=True)
+    try:
+        yield
+    finally:
+        await asyncio.sleep(float(sys.argv[1]))
+        print("flushed", flush=True)
+
+sys.exit(run_service("router", start, []))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_stops_on_a_signal_finishes_its_work_and_exits_0(number: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SERVICE, "0.05"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    assert process.wait(timeout=10) == 0
+    assert process.stdout.read() == "flushed\n"
+
+
+def test_a_service_that_hangs_while_stopping_is_cut_off_after_its_grace_time() -> None:
+    environment = os.environ | {"KVROUTE_RUNTIME__SHUTDOWN_GRACE": "0.3"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVICE, "60"], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    before = time.monotonic()
+    process.terminate()
+    assert process.wait(timeout=10) == 0
+    assert time.monotonic() - before < 5
+    assert process.stdout.read() == ""
+
+
+def test_a_wrong_configuration_exits_2_and_names_the_key() -> None:
+    environment = os.environ | {"KVROUTE_ROUTER__PROT": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", SERVICE, "0"], capture_output=True, text=True, env=environment, timeout=30, check=False
+    )
+    assert result.returncode == 2
+    assert "unknown key router.prot" in result.stderr
+
+
+def test_passwords_in_urls_are_masked() -> None:
+    assert masked("nats://user:s3cret@host:4222") == "nats://***@host:4222"
+    assert masked("nats://host:4222") == "nats://host:4222"
+
+
+def test_free_ports_and_servers_of_the_fixtures_are_usable(
+    nats_server: ServerProcess, redis_server: ServerProcess
+) -> None:
+    with contextlib.closing(socket.create_connection(("127.0.0.1", redis_server.port))) as connection:
+        connection.sendall(b"PING\r\n")
+        assert connection.recv(16) == b"+PONG\r\n"
+    assert nats_server.process is not None
+    wait_for(lambda: free_port() > 0, "free port")

@@ -1,0 +1,80 @@
+"""One configuration, validated as a whole; errors name the key and the fix."""
+
+from pathlib import Path
+
+import pytest
+
+from services.runtime.config import ConfigError, load_config
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "kvroute.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_work_without_a_file() -> None:
+    config = load_config(environment={})
+    assert config.router.port == 13333
+    assert config.nats.servers() == ["nats://127.0.0.1:4222"]
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "nats:\n  url: nats://file:4222\nrouter:\n  port: 1\n")
+    config = load_config(path, {"KVROUTE_NATS__URL": "nats://a:1, nats://b:2"})
+    assert config.nats.servers() == ["nats://a:1", "nats://b:2"]
+    assert config.router.port == 1
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path: Path) -> None:
+    assert load_config(environment={"KVROUTE_CONFIG": write(tmp_path, "router: {port: 7}")}).router.port == 7
+
+
+def test_bs_06_an_unknown_key_is_refused_by_name_with_the_nearest_known_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "router:\n  prot: 5\nnats:\n  streamMaxAge: 3\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {})
+    assert "unknown key router.prot, did you mean port?" in str(caught.value)
+    assert "unknown key nats.streamMaxAge, did you mean stream_max_age?" in str(caught.value)
+    assert path in str(caught.value)
+
+
+def test_an_unknown_section_and_an_unknown_variable_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"environment variable KVROUTE_ROUTER__PORTT: unknown key router\.portt"):
+        load_config(environment={"KVROUTE_ROUTER__PORTT": "5"})
+    with pytest.raises(ConfigError, match="unknown key routr, did you mean router"):
+        load_config(environment={"KVROUTE_ROUTR__PORT": "5"})
+
+
+def test_all_errors_come_at_once_with_their_source(tmp_path: Path) -> None:
+    path = write(tmp_path, "router:\n  port: many\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, {"KVROUTE_MATCHER__PORT": "70000"})
+    lines = str(caught.value).splitlines()
+    assert any(line.startswith(f"{path}: router.port:") for line in lines)
+    assert any(line.startswith("environment variable KVROUTE_MATCHER__PORT: matcher.port:") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("router: [", "is not valid YAML"), ("- 1", "must be a mapping of sections"), ("router: 5", "router")],
+)
+def test_a_broken_file_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), {})
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"/nowhere/kvroute.yaml: cannot be read"):
+        load_config("/nowhere/kvroute.yaml", {})
+
+
+def test_an_empty_section_means_its_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "router:\n"), {}).router.port == 13333
+
+
+def test_secrets_do_not_show_in_representations() -> None:
+    config = load_config(environment={"KVROUTE_NATS__TOKEN": "s3cret", "KVROUTE_REDIS__URL": "redis://u:s3cret@h/0"})
+    assert "s3cret" not in repr(config)
+    assert config.nats.token is not None
+    assert config.nats.token.get_secret_value() == "s3cret"
