@@ -15,6 +15,8 @@ MAX_BLOCK_SIZE = 4096
 MAX_DP_RANK = 65_535
 MAX_NAME = 512
 
+RegistrationDialect = Literal["conductor", "mooncake"]
+
 
 class StoreBackend:
     """Canonical spellings of the memory pools (facts: names are case-insensitive)."""
@@ -28,6 +30,8 @@ class StoreBackend:
 
 
 class _Record(BaseModel):
+    """registered_with: whose registration API the caller speaks, so that it gets the answers it knows."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     instance_id: str
@@ -38,6 +42,7 @@ class _Record(BaseModel):
     engine_type: str = "vLLM"
     store_backend: str = StoreBackend.MOONCAKE
     generation: int = 0
+    registered_with: RegistrationDialect = "conductor"
 
 
 class EngineRecord(_Record):
