@@ -6,7 +6,8 @@ Costs about 400 bytes a block. See services.router.index.port for the semantics.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from schemas.blocks import chain, first_key, unpack_hashes
 from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, Coverage, IndexStats, StoreResult
@@ -169,37 +170,32 @@ class PlainIndex:
         holder: int,
         tier: int,
         domain: int,
-        names: Iterable[int],
-        contents: Iterable[int],
+        names: Sequence[int],
+        contents: Sequence[int],
         previous: int | None,
         root: int,
         counted: bool,
     ) -> StoreResult:
         attached = repeated = refused = 0
-        work = [(holder, tier, domain, list(zip(names, contents, strict=True)), previous, root, counted, {})]
+        first = WaitingChain(holder, tier, domain, domain, 0, array("Q", names), array("Q", contents), counted)
+        work = [(first, previous)]
         while work:
-            holder, tier, domain, blocks, previous, root, counted, left = work.pop()
-            for name, content in blocks:
+            blocks, previous = work.pop()
+            left = Counter(blocks.left)
+            for name, content in zip(blocks.engine_hashes, blocks.content_hashes, strict=True):
                 previous = first_key(root, content) if previous is None else chain(previous, content)
-                if left.get(name, 0) > 0:
+                if left[name] > 0:
                     left[name] -= 1
                     continue
                 if len(self._keys) >= self._max_blocks and previous not in self._keys:
                     refused += 1
                     continue
-                if self._claim(holder, tier, domain, name, previous, counted):
+                if self._claim(blocks.holder, blocks.tier, blocks.domain, name, previous, blocks.counted):
                     attached += 1
                 else:
                     repeated += 1
-                if self._room.waits_for(domain, name):
-                    for waiting in self._room.take(domain, name):
-                        pairs = list(zip(waiting.engine_hashes, waiting.content_hashes, strict=True))
-                        work.append(
-                            (
-                                *(waiting.holder, waiting.tier, waiting.domain, pairs, previous, 0, waiting.counted),
-                                dict(waiting.left),
-                            )
-                        )
+                if self._room.waits_for(blocks.domain, name):
+                    work.extend((waiting, previous) for waiting in self._room.take(blocks.domain, name))
         return StoreResult(attached=attached, repeated=repeated, refused=refused)
 
     def _claim(self, holder: int, tier: int, domain: int, name: int, key: int, counted: bool) -> bool:

@@ -42,7 +42,7 @@ class WaitingRoom:
         self.dropped_blocks = 0
 
     def add(self, chain: WaitingChain) -> int:
-        """Let a chain wait; the number of blocks that had to leave (this chain's own when it is larger than the room)."""
+        """Let a chain wait; the number of blocks that had to leave (its own when it is larger than the room)."""
         size = len(chain.engine_hashes)
         if size > self._max_blocks:
             self.dropped_blocks += size
