@@ -1,0 +1,73 @@
+"""``POST /register`` and ``POST /unregister`` as routes that the router and the coordinator both mount."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgpack
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.runtime.registrar import Registrar
+from services.runtime.registration_answers import Answer
+
+MAX_BODY_BYTES = 1024 * 1024
+MSGPACK_TYPES = frozenset(("application/msgpack", "application/x-msgpack"))
+
+
+class BodyRefusedError(Exception):
+    """A body that cannot be read at all; carries the answer."""
+
+    def __init__(self, status: int, error: str, code: str) -> None:
+        super().__init__(error)
+        self.answer = Answer(status, {"error": error, "code": code})
+
+
+def registration_routes(registrar: Registrar) -> list[Route]:
+    """The two routes; JSON or msgpack in, the same out."""
+    return [
+        Route("/register", _endpoint(registrar.register), methods=["POST"]),
+        Route("/unregister", _endpoint(registrar.unregister), methods=["POST"]),
+    ]
+
+
+async def read_object(request: Request, limit: int = MAX_BODY_BYTES) -> Any:
+    """The decoded body. Raises BodyRefusedError: 413 above `limit` bytes, 400 for what is neither JSON nor msgpack."""
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise BodyRefusedError(413, f"the body is larger than {limit} bytes", "body_too_large")
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    try:
+        return msgpack.unpackb(body) if speaks_msgpack(request) else orjson.loads(body)
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        form = "msgpack" if speaks_msgpack(request) else "JSON"
+        raise BodyRefusedError(400, f"invalid {form} request body: {error}", "invalid_body") from error
+
+
+def speaks_msgpack(request: Request) -> bool:
+    """Whether the request is in msgpack, and so the answer."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower() in MSGPACK_TYPES
+
+
+def encoded(request: Request, answer: Answer) -> Response:
+    """An answer in the request's encoding."""
+    if speaks_msgpack(request):
+        return Response(msgpack.packb(answer.body), answer.status, media_type="application/msgpack")
+    return Response(orjson.dumps(answer.body), answer.status, media_type="application/json")
+
+
+def _endpoint(action: Callable[[object], Awaitable[Answer]]) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        try:
+            answer = await action(await read_object(request))
+        except BodyRefusedError as error:
+            answer = error.answer
+        except ClientDisconnect:
+            answer = Answer(400, {"error": "the client went away"})
+        return encoded(request, answer)
+
+    return handle

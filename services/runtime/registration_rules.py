@@ -1,0 +1,66 @@
+"""What may stand in the registry side by side, and which generation comes next (pure)."""
+
+from schemas.blocks import Tier
+from schemas.registry import EngineRecord, PoolRecord
+from services.runtime.registry_store import AnyRecord, Registry
+
+LiveRecord = EngineRecord | PoolRecord
+
+
+class EndpointTakenError(Exception):
+    """Another instance is registered with the same publisher."""
+
+    def __init__(self, endpoint: str, owner: str) -> None:
+        super().__init__(f"endpoint {endpoint} is registered for instance {owner}")
+        self.endpoint = endpoint
+        self.owner = owner
+
+
+class KindTakenError(Exception):
+    """The instance id is registered as the other kind."""
+
+
+def same_registration(current: LiveRecord, wanted: LiveRecord) -> bool:
+    """Whether two records differ in nothing but their generation."""
+    return current == wanted.model_copy(update={"generation": current.generation})
+
+
+def next_generation(current: AnyRecord | None, now: float) -> int:
+    """Milliseconds since the epoch, and always above the generation before. now: seconds since the epoch."""
+    return max(int(now * 1000), current.generation + 1 if current is not None else 1)
+
+
+def publishers(record: LiveRecord) -> frozenset[str]:
+    """The endpoints that belong to this record alone (cpu and disk workers are shared by a node's instances)."""
+    if isinstance(record, PoolRecord):
+        return frozenset((record.endpoint,))
+    return frozenset(url for tier, url in record.endpoints.items() if tier is Tier.NPU)
+
+
+def rivals(record: LiveRecord, registry: Registry) -> list[LiveRecord]:
+    """Records of other instances, or of this id as another kind, that cannot stand beside this one."""
+    wanted = publishers(record)
+    others: list[LiveRecord] = [*registry.engines.values(), *registry.pools.values()]
+    return [
+        other
+        for other in others
+        if (other.instance_id == record.instance_id and other.kind != record.kind)
+        or (other.instance_id != record.instance_id and not wanted.isdisjoint(publishers(other)))
+    ]
+
+
+def check_free(record: LiveRecord, registry: Registry) -> None:
+    """Raise EndpointTakenError or KindTakenError when the record cannot stand beside the registered ones."""
+    for other in rivals(record, registry):
+        if other.instance_id == record.instance_id:
+            raise KindTakenError(f"instance {record.instance_id} is registered as {_article(other.kind)}")
+        raise EndpointTakenError(min(publishers(record) & publishers(other)), other.instance_id)
+
+
+def knows(registry: Registry, instance_id: str) -> bool:
+    """Whether an engine rank or a pool of this id is registered."""
+    return instance_id in registry.pools or any(instance == instance_id for instance, _ in registry.engines)
+
+
+def _article(kind: str) -> str:
+    return "an engine" if kind == "engine" else "a pool"
