@@ -162,12 +162,16 @@ class IndexGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IndexBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Body of ``kv.index.<model>.<tenant>``: groups in stream order."""
+    """Body of ``kv.index.<model>.<tenant>``: groups in stream order.
+
+    source_epoch: when KV_EVENTS was created, in milliseconds; source_sequence counts within it (0: unknown).
+    """
 
     version: int
     model: str
     tenant: str
     groups: list[IndexGroup]
+    source_epoch: int = 0
 
 
 class StateNote(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -51,6 +51,17 @@ def _bind(host: str, port: int, reuse_port: bool) -> socket.socket:
     return listener
 
 
+class SwitchableApp:
+    """An ASGI application that can be exchanged: health routes first, the whole API once its needs are met."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand on to the application of the moment."""
+        await self.app(scope, receive, send)
+
+
 class HttpServer:
     """One ASGI application on one port (0: any free one)."""
 

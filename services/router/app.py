@@ -1,0 +1,96 @@
+"""Wires the router: registry watch, index consumer, HTTP API."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+
+from services.router import metrics
+from services.router.consumer import IndexConsumer
+from services.router.http_api import RouterApi
+from services.router.index import create_index, native_available
+from services.router.index.port import PrefixIndex
+from services.router.settings import RouterSettings
+from services.router.spaces import Spaces
+from services.runtime.broker import connect_nats, ensure_streams
+from services.runtime.config import Config
+from services.runtime.health import Health, health_routes
+from services.runtime.http_server import HttpServer, SwitchableApp
+from services.runtime.logging import get_logger
+from services.runtime.registrar import Registrar
+from services.runtime.registry_store import RegistryStore, RegistryWatch
+
+SIZES_SECONDS = 2.0
+
+log = get_logger("router")
+
+
+@contextlib.asynccontextmanager
+async def start(config: Config, health: Health) -> AsyncIterator[None]:
+    """Run the router while the context is open. HTTP is up first and says in /readyz what is waited for."""
+    settings = config.router
+    spaces = Spaces(lambda: make_index(settings), settings.max_spaces)
+    announce_index(settings, health)
+    app = SwitchableApp(Starlette(routes=health_routes(health)))
+    server = HttpServer(app, settings.host, settings.port)
+    await server.start()
+    log.info("listening", port=server.port)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(server.stop)
+        nc = await connect_nats(config.nats, "kvroute-router", health)
+        stack.push_async_callback(nc.close)
+        js = nc.jetstream()
+        await ensure_streams(js, config.nats)
+        watch = RegistryWatch(js, spaces.set_registry)
+        await watch.start()
+        stack.push_async_callback(watch.stop)
+        consumer = IndexConsumer(nc, js, spaces, health, settings.catch_up_timeout)
+        consumer.start()
+        stack.push_async_callback(consumer.stop)
+        registrar = Registrar(RegistryStore(js), watch, os.environ.get("KVS_MASTER_SERVICE"))
+        app.app = RouterApi(spaces, consumer, js, registrar, health, settings)
+        sizes = asyncio.create_task(report_sizes(spaces), name="sizes")
+        stack.callback(sizes.cancel)
+        yield
+
+
+def make_index(settings: RouterSettings) -> PrefixIndex:
+    """A new index as configured."""
+    return create_index(settings.index, settings.max_blocks, settings.max_waiting_blocks)
+
+
+def announce_index(settings: RouterSettings, health: Health) -> None:
+    """Say in log, readiness and metrics which index is in use."""
+    native = settings.index == "native" or (settings.index == "auto" and native_available())
+    metrics.NATIVE.set(int(native))
+    if native:
+        log.info("index", implementation="native")
+        return
+    reason = "router.index is plain" if settings.index == "plain" else "the compiled core was not built (no C compiler)"
+    log.warning("index", implementation="plain", reason=reason)
+    health.note("index", f"plain index in use: {reason}")
+
+
+async def report_sizes(spaces: Spaces) -> None:
+    """Keep the size metrics current; spaces that are gone leave no series behind."""
+    shown: set[tuple[str, str]] = set()
+    gauges = (metrics.BLOCKS, metrics.MEMBERSHIPS, metrics.WAITING, metrics.EVICTED)
+    while True:
+        registered = {
+            (record.model, record.tenant)
+            for record in (*spaces.registry.engines.values(), *spaces.registry.pools.values())
+        }
+        for key in shown - registered:
+            for gauge in gauges:
+                with contextlib.suppress(KeyError):
+                    gauge.remove(*key)
+        shown = registered & spaces.spaces.keys()
+        for key in shown:
+            stats = spaces.spaces[key].index.stats()
+            for gauge, value in zip(
+                gauges, (stats.blocks, stats.memberships, stats.waiting, stats.evicted), strict=True
+            ):
+                gauge.labels(*key).set(value)
+        await asyncio.sleep(SIZES_SECONDS)

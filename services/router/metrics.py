@@ -1,0 +1,18 @@
+"""The router's metrics; labels come from registrations, never from requests."""
+
+from services.runtime.metrics import counter, gauge, histogram
+
+QUERIES = counter("kvroute_router_queries_total", "Queries by outcome", ["route", "outcome"])
+QUERY_SECONDS = histogram(
+    "kvroute_router_query_seconds", "Time to answer a query, body read to body written", ["route"]
+)
+QUERIED_BLOCKS = counter("kvroute_router_queried_blocks_total", "Whole blocks asked for")
+MATCHED_BLOCKS = counter("kvroute_router_matched_blocks_total", "Blocks of the best instance by tier", ["medium"])
+EVENTS = counter("kvroute_router_events_total", "Index events by what became of them", ["outcome"])
+REFUSED_BODIES = counter("kvroute_router_refused_messages_total", "Index messages that could not be read")
+POSITION = gauge("kvroute_router_stream_position", "Sequence of KV_INDEX up to which everything is applied")
+BLOCKS = gauge("kvroute_router_blocks", "Blocks in the index", ["model", "tenant"])
+MEMBERSHIPS = gauge("kvroute_router_memberships", "(holder, tier, block) entries", ["model", "tenant"])
+WAITING = gauge("kvroute_router_waiting_blocks", "Blocks that wait for their parent", ["model", "tenant"])
+EVICTED = gauge("kvroute_router_evicted_blocks", "Blocks dropped because of a limit, so far", ["model", "tenant"])
+NATIVE = gauge("kvroute_router_native_index", "1 when the compiled index core is in use, 0 for the plain one")

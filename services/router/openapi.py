@@ -1,0 +1,126 @@
+"""The OpenAPI description of the router and a page that shows it without any outside script."""
+
+import html
+import json
+from typing import Any
+
+from kvroute import __version__
+
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+_ERROR = {"description": '`{"error": text}` naming the field and the fix'}
+_NAMESPACE = {
+    "tenant_id": {"type": "string", "default": "default"},
+    "lora_name": {"type": "string"},
+    "lora_id": {"type": "integer", "description": "only for engines that do not send adapter names"},
+    "cache_salt": {"type": "string"},
+    "extra_keys": {"type": "array", "items": {"type": "string"}, "description": "keys of the whole chain"},
+    "block_extra_keys": {"type": "object", "description": "block number to its keys (images and the like)"},
+    "instance_id": {"type": "string", "description": "answer for this instance only"},
+}
+_HASH_QUERY = {
+    "model": {"type": "string"},
+    "block_hashes": {**_INTEGERS, "description": "content hash of every block"},
+    "seq_hashes": {**_INTEGERS, "description": "rolling hashes, instead of block_hashes"},
+    "block_size": {"type": "integer", "description": "scales matched_tokens; 1 when missing"},
+    **_NAMESPACE,
+}
+_QUERY = {
+    "model": {"type": "string"},
+    "block_size": {"type": "integer", "minimum": 1, "maximum": 4096},
+    "token_ids": {**_INTEGERS, "description": "in msgpack also bytes: little-endian u32"},
+    **_NAMESPACE,
+}
+_REGISTER = {
+    "instance_id": {"type": "string"},
+    "type": {"type": "string", "examples": ["vLLM"]},
+    "modelname": {"type": "string"},
+    "block_size": {"type": "integer"},
+    "dp_rank": {"type": "integer"},
+    "medium_endpoints": {"type": "object", "description": 'medium to ZMQ URL, e.g. {"npu": "tcp://10.0.0.5:5557"}'},
+    "endpoint": {"type": "string", "description": "a pool's publisher"},
+    "store_backend": {"type": "string", "examples": ["Memcache", "Mooncake", "YuanRong", "None"]},
+    "replay_endpoint": {"type": "string"},
+    "tenant_id": {"type": "string", "default": "default"},
+}
+
+
+def _body(properties: dict[str, Any], required: list[str], raw: bool = False) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": required}
+    content: dict[str, Any] = {"application/json": {"schema": schema}, "application/msgpack": {"schema": schema}}
+    if raw:
+        content["application/octet-stream"] = {
+            "schema": {
+                "type": "string",
+                "format": "binary",
+                "description": "tokens as LE u32; the rest in the query string",
+            }
+        }
+    return {"required": True, "content": content}
+
+
+def _post(summary: str, body: dict[str, Any], answers: dict[str, str]) -> dict[str, Any]:
+    responses: dict[str, Any] = {status: {"description": text} for status, text in answers.items()}
+    responses.setdefault("400", _ERROR)
+    return {"post": {"summary": summary, "requestBody": body, "responses": responses}}
+
+
+def _get(summary: str) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {"200": {"description": "ok"}}}}
+
+
+OPENAPI: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {"title": "kvroute router", "version": __version__, "license": {"name": "Apache-2.0"}},
+    "paths": {
+        "/query": _post(
+            "Which instances have how much of this prompt, per DP rank and medium",
+            _body(_QUERY, ["model", "block_size", "token_ids"], raw=True),
+            {
+                "200": "tenant -> instance -> longest_matched, DP",
+                "404": "no index for model and tenant",
+                "413": "too large",
+            },
+        ),
+        "/query_by_hash": _post(
+            "The same for block hashes",
+            _body(_HASH_QUERY, ["model"]),
+            {"200": "as /query", "404": "no index for model and tenant", "413": "too large"},
+        ),
+        "/register": _post(
+            "Register an engine's DP rank or a pool (idempotent)",
+            _body(_REGISTER, ["instance_id", "type", "modelname", "block_size", "dp_rank"]),
+            {"201": "registered", "409": "endpoint taken", "422": "fields refused, all named"},
+        ),
+        "/unregister": _post(
+            "Remove an engine's DP rank or a pool",
+            _body(_REGISTER, ["instance_id", "type", "modelname", "block_size", "dp_rank"]),
+            {"200": "removed", "404": "unknown instance"},
+        ),
+        "/events": _post(
+            "Events over HTTP instead of ZMQ",
+            _body(
+                {"instance_id": {"type": "string"}, "events": {"type": "array", "items": {"type": "object"}}},
+                ["instance_id"],
+            ),
+            {"200": "applied", "500": "partial: the good events are applied, the others listed"},
+        ),
+        "/workers": _get("Registrations and what the index holds for each"),
+        "/health": _get("The text OK"),
+        "/livez": _get("Liveness"),
+        "/readyz": _get("Readiness with reasons; 503 when not ready"),
+        "/metrics": _get("Prometheus metrics"),
+    },
+}
+
+DOCS_PAGE = (
+    "<!doctype html><meta charset=utf-8><title>kvroute router</title>"
+    "<style>body{font:16px sans-serif;max-width:60rem;margin:2rem auto}pre{background:#f4f4f4;padding:1rem;"
+    "overflow:auto}</style><h1>kvroute router</h1><p>OpenAPI: <a href=/openapi.json>/openapi.json</a></p>"
+    + "".join(
+        f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}</p>"
+        f"<pre>{html.escape(json.dumps({name: operation[name] for name in operation if name != 'summary'}, indent=1))}"
+        "</pre>"
+        for path, methods in OPENAPI["paths"].items()
+        for method, operation in methods.items()
+    )
+)
