@@ -16,6 +16,7 @@ MAX_DP_RANK = 65_535
 MAX_NAME = 512
 
 RegistrationDialect = Literal["conductor", "mooncake"]
+Origin = Literal["api", "config", "controller"]
 
 
 class StoreBackend:
@@ -30,7 +31,10 @@ class StoreBackend:
 
 
 class _Record(BaseModel):
-    """registered_with: whose registration API the caller speaks, so that it gets the answers it knows."""
+    """registered_with: whose registration API the caller speaks, so that it gets the answers it knows.
+
+    origin: who keeps the registration: a caller of the API, the configuration file, a cluster controller.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -43,6 +47,7 @@ class _Record(BaseModel):
     store_backend: str = StoreBackend.MOONCAKE
     generation: int = 0
     registered_with: RegistrationDialect = "conductor"
+    origin: Origin = "api"
 
 
 class EngineRecord(_Record):
@@ -51,7 +56,7 @@ class EngineRecord(_Record):
     endpoints: ZMQ PUB to connect to, by tier (most engines have only ``npu``; YuanRong nodes add ``cpu`` / ``disk``).
     own_tiers: tiers whose events are proof by themselves (an engine's own CPU tier, no pool behind it).
     backend_ids: pool locations that are local to this instance (its host, its node).
-    url: HTTP base of the engine, when known. counted: see docs/adr/0006.
+    url: HTTP base of the engine, when known. counted: see docs/adr/0006. paused: take no new requests; blocks stay.
     """
 
     kind: Literal["engine"] = "engine"
@@ -65,6 +70,7 @@ class EngineRecord(_Record):
     node_id: str | None = None
     role: str | None = None
     counted: bool = True
+    paused: bool = False
 
 
 class PoolRecord(_Record):

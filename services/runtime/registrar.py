@@ -28,6 +28,7 @@ from services.runtime.registration_rules import (
     KindTakenError,
     LiveRecord,
     check_free,
+    kept,
     knows,
     next_generation,
     rivals,
@@ -126,7 +127,10 @@ class Registrar:
                 await asyncio.sleep(attempt * RETRY_SECONDS)
                 current, revision = await self._store.get(key)
                 if isinstance(current, EngineRecord | PoolRecord) and same_registration(current, record):
-                    return False
+                    renamed = kept(current, record)
+                    if renamed is None or await self._replace(key, renamed, revision) is not None:
+                        return False
+                    continue
                 generation = next_generation(current, self._clock())
                 fresh = record.model_copy(update={"generation": generation})
                 written = await self._replace(key, fresh, revision)
@@ -161,6 +165,21 @@ class Registrar:
                 if record is not None:
                     removed.append(record)
         return removed
+
+    async def set_paused(self, instance_id: str, paused: bool) -> int:
+        """Mark an instance's ranks as taking no new requests, or take the mark away; how many changed.
+
+        Generations stay, so nothing that the instance holds is forgotten. Raises nats.errors.Error, TimeoutError.
+        """
+        changed = 0
+        async with self._lock:
+            ranks = [rank for instance, rank in (await self._fresh_view()).engines if instance == instance_id]
+            for key in (engine_key(instance_id, rank) for rank in ranks):
+                current, revision = await self._store.get(key)
+                if isinstance(current, EngineRecord) and current.paused != paused:
+                    written = await self._replace(key, current.model_copy(update={"paused": paused}), revision)
+                    changed += written is not None
+        return changed
 
     async def sweep(self, older_than: float) -> int:
         """Remove tombstones older than this many seconds; how many. Raises nats.errors.Error, TimeoutError.

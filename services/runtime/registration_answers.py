@@ -39,3 +39,8 @@ def unreachable(error: Exception) -> Answer:
     """503: the registry cannot be reached now; nothing was changed that the caller was not told of."""
     log.warning("registry_unreachable", error=str(error) or type(error).__name__)
     return Answer(503, {"error": "the registry (NATS) cannot be reached, try again", "code": "registry_unreachable"})
+
+
+def starting() -> Answer:
+    """503 of a process that has not reached the registry yet."""
+    return Answer(503, {"error": "starting: the registry (NATS) is not reached yet, try again", "code": "starting"})

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from services.runtime.registrar import Registrar
-from services.runtime.registration_answers import Answer
+from services.runtime.registration_answers import Answer, starting
 
 MAX_BODY_BYTES = 1024 * 1024
 MSGPACK_TYPES = frozenset(("application/msgpack", "application/x-msgpack"))
@@ -24,11 +24,23 @@ class BodyRefusedError(Exception):
         self.answer = Answer(status, {"error": error, "code": code})
 
 
-def registration_routes(registrar: Registrar) -> list[Route]:
-    """The two routes; JSON or msgpack in, the same out."""
+def registration_routes(registrar: Registrar | Callable[[], Registrar | None]) -> list[Route]:
+    """The two routes; JSON or msgpack in, the same out.
+
+    registrar: may be a function that has none yet (the process still waits for NATS): answered 503 meanwhile.
+    """
+
+    async def register(body: object) -> Answer:
+        found = registrar() if callable(registrar) else registrar
+        return await found.register(body) if found is not None else starting()
+
+    async def unregister(body: object) -> Answer:
+        found = registrar() if callable(registrar) else registrar
+        return await found.unregister(body) if found is not None else starting()
+
     return [
-        Route("/register", _endpoint(registrar.register), methods=["POST"]),
-        Route("/unregister", _endpoint(registrar.unregister), methods=["POST"]),
+        Route("/register", _endpoint(register), methods=["POST"]),
+        Route("/unregister", _endpoint(unregister), methods=["POST"]),
     ]
 
 

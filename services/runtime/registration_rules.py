@@ -21,8 +21,22 @@ class KindTakenError(Exception):
 
 
 def same_registration(current: LiveRecord, wanted: LiveRecord) -> bool:
-    """Whether two records differ in nothing but their generation."""
-    return current == wanted.model_copy(update={"generation": current.generation})
+    """Whether two records describe the same life of a publisher: all but generation, origin and pause are equal."""
+    return current == _with_administration_of(wanted, current)
+
+
+def kept(current: LiveRecord, wanted: LiveRecord) -> LiveRecord | None:
+    """What to write for a repeated registration: None when nothing; the current record under a new keeper's name."""
+    if wanted.origin in ("api", current.origin):
+        return None
+    return current.model_copy(update={"origin": wanted.origin})
+
+
+def _with_administration_of(record: LiveRecord, other: LiveRecord) -> LiveRecord:
+    changes: dict[str, object] = {"generation": other.generation, "origin": other.origin}
+    if isinstance(other, EngineRecord):
+        changes["paused"] = other.paused
+    return record.model_copy(update=changes) if record.kind == other.kind else record
 
 
 def next_generation(current: AnyRecord | None, now: float) -> int:

@@ -290,3 +290,29 @@ async def test_what_is_no_json_is_400_and_what_is_too_large_413(http: httpx.Asyn
     assert (answer.status_code, answer.json()["code"]) == (413, "body_too_large")
     answer = await http.post("/register", json=[])
     assert (answer.status_code, answer.json()["problems"][0]["field"]) == (422, "body")
+
+
+async def test_a_process_that_still_waits_for_nats_answers_503() -> None:
+    transport = httpx.ASGITransport(app=Starlette(routes=registration_routes(lambda: None)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://kvroute") as client:
+        answer = await client.post("/register", json=engine_body())
+    assert (answer.status_code, answer.json()["code"]) == (503, "starting")
+
+
+async def test_pausing_keeps_the_generation_and_a_repeated_registration_keeps_the_pause(place: Place) -> None:
+    await place.registrar.register(engine_body())
+    assert await place.registrar.set_paused("A", True) == 1
+    await place.registrar.register(engine_body())
+    assert ((await place.engine()).paused, (await place.engine()).generation) == (True, 1_000_000)
+    assert await place.registrar.set_paused("A", True) == 0
+    assert await place.registrar.set_paused("A", False) == 1
+    assert not (await place.engine()).paused
+
+
+async def test_a_keeper_takes_a_registration_over_without_a_new_life(place: Place) -> None:
+    await place.registrar.register(engine_body())
+    record = (await place.engine()).model_copy(update={"origin": "controller", "generation": 0})
+    assert not await place.registrar.put(record)
+    assert ((await place.engine()).origin, (await place.engine()).generation) == ("controller", 1_000_000)
+    await place.registrar.register(engine_body())
+    assert (await place.engine()).origin == "controller"
