@@ -95,6 +95,7 @@ class SimulatedEngine:
                 "medium_endpoints": {"npu": self.endpoint(server.dp_rank)},
                 "replay_endpoint": self.replay_endpoint(server.dp_rank),
                 "store_backend": MEMCACHE if settings.pool_url else NO_POOL,
+                "url": self.url,
             }
             for server in self.ranks
         ]
