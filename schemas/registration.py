@@ -29,6 +29,7 @@ from schemas.registry import (
 )
 
 __all__ = [
+    "REGISTRATION_FIELDS",
     "FieldProblem",
     "Registration",
     "RegistrationError",
@@ -43,7 +44,7 @@ __all__ = [
 POOL_BACKENDS = (StoreBackend.MOONCAKE, StoreBackend.MEMCACHE)
 ENGINE_TYPES = ("vLLM", "SGLang", "Mooncake", "TensorRT-LLM", "MindIE")
 
-FIELDS = frozenset(
+REGISTRATION_FIELDS = frozenset(
     (
         "instance_id", "type", "modelname", "model", "block_size", "dp_rank", "dp_size", "medium_endpoints", "endpoint",
         "store_backend", "replay_endpoint", "tenant_id", "node_id", "lora_name", "additionalsalt", "additional_salt",
@@ -125,7 +126,7 @@ def _common(fields: Fields) -> CommonFields:
     if backend is None:
         backend = StoreBackend.YUANRONG
         fields.warnings.append(f"store_backend {given!r} is unknown and handled as {backend}")
-    if unknown := sorted(str(name)[:40] for name in fields.body if name not in FIELDS)[:10]:
+    if unknown := sorted(str(name)[:40] for name in fields.body if name not in REGISTRATION_FIELDS)[:10]:
         fields.warnings.append(f"unknown fields are ignored: {', '.join(unknown)}")
     return CommonFields(
         instance_id, model, tenant, block_size, dp_rank, canonical_engine_type(engine_type), backend, bool(given)

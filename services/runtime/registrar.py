@@ -121,7 +121,7 @@ class Registrar:
         """
         async with self._lock:
             if rivals(record, self._watch.registry):
-                check_free(record, await self._fresh_view())
+                check_free(record, await self.fresh_view())
             key = key_of(record)
             for attempt in range(ATTEMPTS):
                 await asyncio.sleep(attempt * RETRY_SECONDS)
@@ -156,7 +156,7 @@ class Registrar:
         removed = []
         async with self._lock:
             if dp_ranks is None:
-                registry = await self._fresh_view()
+                registry = await self.fresh_view()
                 ranks = sorted(rank for instance, rank in registry.engines if instance == instance_id)
             else:
                 ranks = sorted(set(dp_ranks))
@@ -173,7 +173,7 @@ class Registrar:
         """
         changed = 0
         async with self._lock:
-            ranks = [rank for instance, rank in (await self._fresh_view()).engines if instance == instance_id]
+            ranks = [rank for instance, rank in (await self.fresh_view()).engines if instance == instance_id]
             for key in (engine_key(instance_id, rank) for rank in ranks):
                 current, revision = await self._store.get(key)
                 if isinstance(current, EngineRecord) and current.paused != paused:
@@ -207,9 +207,9 @@ class Registrar:
                 log.warning(
                     "unregistered_another_model", instance_id=record.instance_id, asked=request.model, had=record.model
                 )
-        return bool(removed) or knows(await self._fresh_view(), request.instance_id), removed
+        return bool(removed) or knows(await self.fresh_view(), request.instance_id), removed
 
-    async def _fresh_view(self) -> Registry:
+    async def fresh_view(self) -> Registry:
         """The registry with every write that was finished before now."""
         status = await (await self._store.bucket()).status()
         await self._watch.wait_for_revision(status.stream_info.state.last_seq, READ_BACK_SECONDS)

@@ -1,0 +1,1 @@
+"""Metrics of the memory pool's store: endpoint choice, parsing, mapping and a background collector."""
