@@ -95,18 +95,16 @@ def _read(item: msgspec.Raw, text_rule: TextRule, limits: Limits) -> WireEvent:
         if len(getattr(event, name) or "") > limits.text:
             raise _RefusedError(RejectReason.LIMIT, f"{name} is longer than {limits.text} characters")
     tier = _tier(event.medium)
-    where = {"backend_id": event.backend_id or "", "model": event.model_name or "", "tenant": event.tenant_id or ""}
+    backend_id, model, tenant = event.backend_id or "", event.model_name or "", event.tenant_id or ""
     if kind == "cleared":
-        return WireCleared(tier=tier, **where)
+        return WireCleared(tier=tier, backend_id=backend_id, model=model, tenant=tenant)
     hashes = _hashes(event, text_rule)
     if kind == "removed":
-        return WireRemoved(hashes=hashes, tier=tier, **where)
-    return _stored(event, hashes, tier, text_rule, where)
+        return WireRemoved(hashes=hashes, tier=tier, backend_id=backend_id, model=model, tenant=tenant)
+    return _stored(event, hashes, tier, text_rule)
 
 
-def _stored(
-    event: _Event, hashes: tuple[int, ...], tier: Tier | None, text_rule: TextRule, where: dict[str, str]
-) -> WireStored:
+def _stored(event: _Event, hashes: tuple[int, ...], tier: Tier | None, text_rule: TextRule) -> WireStored:
     parent = _parent(event, text_rule)
     if parent is not None and parent in hashes:
         raise _RefusedError(RejectReason.SELF_PARENT, f"block {parent} is its own parent")
@@ -129,7 +127,9 @@ def _stored(
         tier=tier,
         lora_name=event.lora_name or None,
         cache_salt=event.additional_salt or None,
-        **where,
+        backend_id=event.backend_id or "",
+        model=event.model_name or "",
+        tenant=event.tenant_id or "",
     )
 
 

@@ -99,12 +99,16 @@ WireEvent = WireStored | WireRemoved | WireCleared
 
 @dataclass(frozen=True, slots=True)
 class WireBatch:
-    """One decoded payload. timestamp: seconds since the epoch, 0.0 unknown. dp_rank None: the batch does not say."""
+    """One decoded payload. timestamp: seconds since the epoch, 0.0 unknown. dp_rank None: the batch does not say.
+
+    other_groups: cache groups whose stores were refused because they are not main attention.
+    """
 
     timestamp: float
     events: tuple[WireEvent, ...]
     rejected: tuple[Rejected, ...] = ()
     dp_rank: int | None = None
+    other_groups: frozenset[int] = frozenset()
 
 
 class WireError(ValueError):

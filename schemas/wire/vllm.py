@@ -21,7 +21,6 @@ from schemas.wire.types import (
     RejectReason,
     WireBatch,
     WireCleared,
-    WireError,
     WireEvent,
     WireRemoved,
     WireStored,
@@ -162,10 +161,11 @@ _TAGS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 
 
 class _RefusedError(Exception):
-    def __init__(self, reason: RejectReason, detail: str) -> None:
+    def __init__(self, reason: RejectReason, detail: str, group_idx: int | None = None) -> None:
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+        self.group_idx = group_idx
 
 
 def decode(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> WireBatch:
@@ -173,12 +173,15 @@ def decode(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> WireBatch:
     timestamp, items, dp_rank = split_array_batch(payload, limits)
     events: list[WireEvent] = []
     rejected: list[Rejected] = []
+    other_groups: set[int] = set()
     for position, item in enumerate(items):
         try:
             events.append(_event(item, limits))
         except _RefusedError as error:
             rejected.append(Rejected(position, error.reason, error.detail))
-    return WireBatch(timestamp, tuple(events), tuple(rejected), dp_rank)
+            if error.group_idx is not None:
+                other_groups.add(error.group_idx)
+    return WireBatch(timestamp, tuple(events), tuple(rejected), dp_rank, frozenset(other_groups))
 
 
 def is_main_attention(kind: str | None) -> bool:
@@ -239,7 +242,8 @@ def _why(item: msgspec.Raw, first: int, detail: str) -> _RefusedError:
 
 def _stored(event: _Stored | _StoredBytes, limits: Limits) -> WireStored:
     if not is_main_attention(event.kv_cache_spec_kind):
-        raise _RefusedError(RejectReason.NON_MAIN_ATTENTION, f"kv_cache_spec_kind {event.kv_cache_spec_kind!r}")
+        kind = f"kv_cache_spec_kind {event.kv_cache_spec_kind!r}"
+        raise _RefusedError(RejectReason.NON_MAIN_ATTENTION, kind, event.group_idx)
     hashes = _hashes(event.block_hashes)
     parent = None if event.parent_block_hash is None else _hash(event.parent_block_hash)
     _check_chain(hashes, parent)
@@ -354,25 +358,20 @@ class GroupFilter:
 
     def __init__(self) -> None:
         self._other_groups: set[int] = set()
-        self._main_groups: set[int] = set()
 
-    def apply(self, payload_groups: list[tuple[int | None, str | None]], batch: WireBatch) -> WireBatch:
+    def apply(self, batch: WireBatch) -> WireBatch:
         """The batch without removals of groups known to be other than main attention."""
-        for group_idx, kind in payload_groups:
-            if group_idx is not None:
-                (self._main_groups if is_main_attention(kind) else self._other_groups).add(group_idx)
-        others = self._other_groups - self._main_groups
-        if not others:
+        self._other_groups |= batch.other_groups
+        if not self._other_groups:
             return batch
-        kept, rejected = [], list(batch.rejected)
+        kept: list[WireEvent] = []
+        rejected = list(batch.rejected)
         for position, event in enumerate(batch.events):
-            if isinstance(event, WireRemoved) and event.group_idx in others:
-                rejected.append(
-                    Rejected(position, RejectReason.NON_MAIN_ATTENTION, f"removal in cache group {event.group_idx}")
-                )
+            if isinstance(event, WireStored) and event.group_idx is not None:
+                self._other_groups.discard(event.group_idx)
+            if isinstance(event, WireRemoved) and event.group_idx in self._other_groups:
+                detail = f"removal in cache group {event.group_idx}"
+                rejected.append(Rejected(position, RejectReason.NON_MAIN_ATTENTION, detail))
             else:
                 kept.append(event)
         return WireBatch(batch.timestamp, tuple(kept), tuple(rejected), batch.dp_rank)
-
-
-__all__ = ["GroupFilter", "WireError", "decode", "is_main_attention"]
