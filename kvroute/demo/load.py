@@ -4,16 +4,18 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
 import orjson
 
+from kvroute.demo.cluster import Cluster
 from kvroute.demo.placement import Match, Worker, most_saved_time, read_matches, round_robin
 from kvroute.demo.results import Served
 from kvroute.demo.view import View
 from kvroute.demo.workload import Conversation, Turn
+from kvroute.sim.engine_http import DP_RANK_HEADER
 from kvroute.sim.rank_server import Prompt
 
 Placement = tuple[Worker, Match | None]
@@ -24,16 +26,13 @@ STREAM_PREFIX = "data: "
 class Gateway:
     """What a gateway in front of the engines has: its clients, the router, and how much it has sent where.
 
-    engines: HTTP base by instance_id. Raises httpx.HTTPError when a service is away.
+    Raises httpx.HTTPError when a service is away.
     """
 
-    def __init__(self, router_url: str, engines: Mapping[str, str], workers: Sequence[Worker], model: str, size: int):
-        self.workers = list(workers)
+    def __init__(self, cluster: Cluster) -> None:
+        self.workers = cluster.workers
         self.backlog: Counter[Worker] = Counter()
-        self._engines = dict(engines)
-        self._model = model
-        self._block_size = size
-        self._router_url = router_url
+        self._cluster = cluster
         self._http = httpx.AsyncClient(timeout=60.0, trust_env=False, limits=httpx.Limits(max_connections=None))
         self._turns = itertools.count()
 
@@ -43,8 +42,8 @@ class Gateway:
 
     async def matches(self, tokens: Sequence[int]) -> dict[Worker, Match]:
         """What every worker can reuse of a prompt, from the router."""
-        body = {"model": self._model, "block_size": self._block_size, "token_ids": list(tokens)}
-        response = await self._http.post(f"{self._router_url}/query", content=orjson.dumps(body), headers=_JSON)
+        body = {"model": self._cluster.model, "block_size": self._cluster.block_size, "token_ids": list(tokens)}
+        response = await self._http.post(f"{self._cluster.router_url}/query", content=orjson.dumps(body), headers=_JSON)
         response.raise_for_status()
         return read_matches(orjson.loads(response.content))
 
@@ -61,14 +60,14 @@ class Gateway:
     async def send(self, worker: Worker, prompt: Prompt) -> tuple[float, dict[str, Any]]:
         """Have a prompt answered: the time.monotonic() of its first token, and the last chunk (usage, kv_hits)."""
         body = {
-            "model": self._model,
+            "model": self._cluster.model,
             "prompt": list(prompt.tokens),
             "max_tokens": prompt.output_limit,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        headers = _JSON | {"x-data-parallel-rank": str(worker.dp_rank)}
-        url = f"{self._engines[worker.instance_id]}/v1/completions"
+        headers = _JSON | {DP_RANK_HEADER: str(worker.dp_rank)}
+        url = f"{self._cluster.engines[worker.instance_id]}/v1/completions"
         first_token_at = 0.0
         last = ""
         async with self._http.stream("POST", url, content=orjson.dumps(body), headers=headers) as response:
@@ -87,7 +86,7 @@ class Gateway:
         prompt = turn.prompt
         started = time.monotonic()
         worker, match = await place(prompt)
-        usable = (len(prompt.tokens) - 1) // self._block_size * self._block_size
+        usable = (len(prompt.tokens) - 1) // self._cluster.block_size * self._cluster.block_size
         promised = None if match is None else min(match.matched_tokens, usable)
         owed = len(prompt.tokens) - (promised or 0)
         self.backlog[worker] += owed

@@ -12,12 +12,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from kvroute.demo.cluster import Holdings
 from kvroute.demo.placement import Worker
 from kvroute.demo.results import Served
 
 RECENT = 12
 PLAIN_LINE_EVERY_SECONDS = 2.0
-CACHE_AWARE = "cache-aware"
 
 
 class View:
@@ -29,8 +29,7 @@ class View:
         self._phase = "starting"
         self._total = 0
         self._running: Counter[Worker] = Counter()
-        self._held: dict[Worker, int] = {}
-        self._pool_held = (0, 0)
+        self._holdings = Holdings({}, 0, 0)
         self._served: list[Served] = []
         self._recent: deque[Served] = deque(maxlen=RECENT)
         self._last_line = 0.0
@@ -72,9 +71,9 @@ class View:
             self._last_line = now
             self.note("  " + self._progress())
 
-    def holdings(self, npu_blocks: dict[Worker, int], pool_blocks: tuple[int, int]) -> None:
-        """What lies where right now: device blocks per worker, and the pool's (cpu, disk)."""
-        self._held, self._pool_held = npu_blocks, pool_blocks
+    def holdings(self, holdings: Holdings) -> None:
+        """What lies where right now."""
+        self._holdings = holdings
 
     def _progress(self) -> str:
         served = self._served
@@ -110,9 +109,9 @@ class View:
                 str(sum(request.npu_blocks for request in mine)),
                 str(sum(request.cpu_blocks for request in mine)),
                 str(sum(request.disk_blocks for request in mine)),
-                str(self._held.get(worker, 0)),
+                str(self._holdings.npu.get(worker, 0)),
             )
-        pool = Text(f"memcache pool holds {self._pool_held[0]} blocks in cpu, {self._pool_held[1]} on disk")
+        pool = Text(f"memcache pool holds {self._holdings.pool_cpu} blocks in cpu, {self._holdings.pool_disk} on disk")
         placements = Text("\n".join(map(_placement_line, self._recent)))
         return Group(
             Panel(Group(workers, pool), title=self._progress() if self._total else self._phase),

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from kvroute.demo.cluster import Cluster, Holdings, read_holdings
 from kvroute.demo.placement import Match, Worker, most_saved_time, read_matches, round_robin
 from kvroute.demo.results import Served, comparison_table, is_ahead, kept_promises, percentile, summarise
 from kvroute.demo.view import View
@@ -42,6 +43,22 @@ def test_the_answer_of_the_router_is_read_by_worker() -> None:
     answer = {"default": {"a": {"longest_matched": 96, "DP": {"0": counts}}}}
     assert read_matches(answer) == {A: Match(1, 2, 0, 96)}
     assert read_matches({}) == {}
+
+
+def test_what_lies_where_is_read_for_the_demos_own_cluster_only() -> None:
+    def entry(instance_id: str, kind: str, **endpoints: dict[str, int]) -> dict[str, object]:
+        return {"instance_id": instance_id, "kind": kind, "model_name": "m", "endpoints": endpoints}
+
+    workers = [
+        entry("a", "engine", **{"0": {"npu_blocks": 7}, "1": {"npu_blocks": 0}}),
+        entry("stranger", "engine", **{"0": {"npu_blocks": 9}}),
+        entry("pool", "pool", **{"0": {"cpu_blocks": 3, "disk_blocks": 2}}),
+    ]
+    cluster = Cluster("http://r", {"a": "http://a"}, 2, "m", 32)
+    holdings = read_holdings({"workers": workers}, cluster)
+    assert holdings == Holdings({Worker("a", 0): 7, Worker("a", 1): 0}, 3, 2)
+    assert not holdings.empty
+    assert Holdings({A: 0}, 0, 0).empty
 
 
 def test_the_longest_match_wins_while_nobody_waits() -> None:
@@ -110,7 +127,7 @@ def test_on_a_terminal_every_worker_and_the_latest_placements_are_drawn() -> Non
         view.phase("cache-aware", [A, B], 1)
         view.sent(A)
         view.served(served(promised=64))
-        view.holdings({A: 17}, (5, 3))
+        view.holdings(Holdings({A: 17}, 5, 3))
         console.print(view._render())
     text = console.export_text()
     for words in ("a dp0", "b dp1", "17", "holds 5 blocks in cpu, 3 on disk", "conversation   0 turn 1 → a dp0"):
