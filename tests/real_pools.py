@@ -13,6 +13,16 @@ MEMCACHE = ("memcache-hybrid==1.3.0", "memfabric-hybrid==1.3.0")
 MOONCAKE = ("mooncake-transfer-engine-non-cuda==0.3.13.post1",)
 INSTALL_SECONDS = 100
 
+MOONCAKE_CLIENT = """\
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+store.setup("127.0.0.1", "P2PHANDSHAKE", 64 << 20, 16 << 20, "tcp", "", sys.argv[1])
+store.put("key", b"x" * 1000)
+print("stored", flush=True)
+sys.stdin.read()
+"""
+
 META_SERVICE = """\
 import sys
 from memcache_hybrid import MetaConfig, MetaService
@@ -62,3 +72,8 @@ def mooncake_master(rpc_port: int, metrics_port: int) -> list[str]:
     if not found:
         pytest.skip("the Mooncake package carries no mooncake_master")
     return [str(found[0]), "--rpc_port", str(rpc_port), "--metrics_port", str(metrics_port)]
+
+
+def mooncake_client(rpc_port: int) -> list[str]:
+    """The command that lends a 64 MiB segment to a master, stores one key of 1000 bytes, and waits for end of input."""
+    return [str(environment_with(*MOONCAKE) / "bin" / "python"), "-c", MOONCAKE_CLIENT, f"127.0.0.1:{rpc_port}"]
