@@ -78,9 +78,8 @@ async def test_a_real_mooncake_master_is_scraped(tmp_path: Path, backend: str | 
 
 async def test_what_a_client_stores_in_mooncake_is_counted_in_bytes(tmp_path: Path) -> None:
     rpc_port, port = free_port(), free_port()
-    with served(mooncake_master(rpc_port, port), port, tmp_path):
-        with one_key_stored(rpc_port):
-            text = await scraped(port, "mooncake")
+    with served(mooncake_master(rpc_port, port), port, tmp_path), one_key_stored(rpc_port):
+        text = await scraped(port, "mooncake")
     assert 'kv_store_size{layer="cpu",stat="usage"} 1000.0' in text
     assert f'kv_store_size{{layer="all",stat="total"}} {floatToGoString(64 << 20)}' in text
     assert "kv_store_keys 1.0" in text
