@@ -1,0 +1,28 @@
+-- Removes waiting entries whose time is over.
+-- KEYS[1] prefix of the space's keys; ARGV epoch, now (ms), limit (blocks)
+-- Returns cmsgpack {status, {{name, holder, tier}, ...}}
+local prefix, epoch, now, limit = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local known = redis.call('HGET', prefix .. 'meta', 'epoch')
+if known and epoch < tonumber(known) then
+  return cmsgpack.pack({'fenced'})
+end
+local pending, deadlines, expired = prefix .. 'pending', prefix .. 'deadlines', {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, limit)) do
+  local value = redis.call('HGET', pending, name)
+  if value then
+    for _, entry in ipairs(cmsgpack.unpack(value)) do
+      expired[#expired + 1] = {name, entry[1], entry[2]}
+      if redis.call('HEXISTS', prefix .. 'poor', name) == 0 then
+        local holder = entry[1]
+        local group = holder
+        if string.sub(holder, 1, 1) ~= 'W' then
+          group = 'P' .. string.match(string.sub(holder, 2), '^(.*)%z')
+        end
+        redis.call('SREM', prefix .. 'group:' .. group, name)
+      end
+    end
+    redis.call('HDEL', pending, name)
+  end
+  redis.call('ZREM', deadlines, name)
+end
+return cmsgpack.pack({'ok', expired})

@@ -1,0 +1,203 @@
+"""The waiting state in Redis: one Lua call per space and batch, on packed bytes.
+
+Keys: ``<prefix>:matcher:{<model>|<tenant>}:...``; the hash tag puts a space into one slot of a cluster. Needs nothing
+newer than Redis 6.2.
+"""
+
+from importlib import resources
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgpack
+import xxhash
+from redis.exceptions import NoScriptError
+
+from schemas.events import Worker
+from services.matcher.settings import MatcherSettings
+from services.matcher.state import (
+    TIER_CODES,
+    TIERS_BY_CODE,
+    Applied,
+    Content,
+    Expired,
+    FencedError,
+    Forget,
+    Operation,
+    Prove,
+    Proved,
+    Result,
+    SpaceKey,
+    Taught,
+    Teach,
+    Undo,
+    Waiting,
+    group_key,
+    holder_key,
+    holder_of,
+)
+from services.matcher.store import Messages
+
+
+class _Script:
+    def __init__(self, name: str) -> None:
+        self.text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+        self._sha: str | None = None
+
+    async def run(self, client: Any, key: str, *arguments: Any) -> Any:
+        if self._sha is not None:
+            try:
+                return await client.evalsha(self._sha, 1, key, *arguments)
+            except NoScriptError:
+                self._sha = None
+        answer = await client.eval(self.text, 1, key, *arguments)
+        self._sha = await client.script_load(self.text)
+        return answer
+
+
+class RedisStore:
+    """Implements MatcherStore. `client`: redis.asyncio Redis or RedisCluster, without decoding of responses."""
+
+    def __init__(self, client: Any, settings: MatcherSettings) -> None:
+        self._client = client
+        self._prefix = f"{settings.key_prefix}:matcher:"
+        self._options = msgpack.packb(
+            [
+                round(settings.pending_ttl * 1000),
+                round(settings.content_ttl * 1000),
+                round(settings.offload_ttl * 1000),
+                settings.max_pending,
+                settings.max_content,
+            ]
+        )
+        self._transitions = _Script("transitions.lua")
+        self._expire = _Script("expire.lua")
+        self._teachers: dict[bytes, Worker] = {}
+        self._known_spaces: set[SpaceKey] = set()
+
+    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int) -> Applied:
+        """See MatcherStore. Raises redis.exceptions.RedisError when Redis is away."""
+        if space not in self._known_spaces:
+            await self._client.sadd(self._spaces_key, _space_name(space))
+            self._known_spaces.add(space)
+        packed = msgpack.packb(
+            [[sequence, [self._pack(operation) for operation in operations]] for sequence, operations in messages],
+            use_bin_type=False,
+        )
+        answer = _unpack(await self._transitions.run(self._client, self._key(space), epoch, now, self._options, packed))
+        _check_fence(answer, epoch)
+        operations_of = dict(messages)
+        results: dict[int, tuple[Result, ...] | None] = {}
+        for sequence, raw in answer[1]:
+            if raw is False:
+                results[sequence] = None
+            else:
+                pairs = zip(operations_of[sequence], raw, strict=True)
+                results[sequence] = tuple([await self._result(space, operation, item) for operation, item in pairs])
+        return Applied(results, capped_pending=answer[2], capped_content=answer[3])
+
+    async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:
+        """See MatcherStore."""
+        answer = _unpack(await self._expire.run(self._client, self._key(space), epoch, now, limit))
+        _check_fence(answer, epoch)
+        return [
+            Expired(int.from_bytes(name, "little"), _waiting(holder, tier)) for name, holder, tier in _list(answer[1])
+        ]
+
+    async def spaces(self) -> list[SpaceKey]:
+        """See MatcherStore."""
+        return [_space_of(name.decode()) for name in await self._client.smembers(self._spaces_key)]
+
+    async def pending(self, space: SpaceKey) -> int:
+        """See MatcherStore."""
+        return int(await self._client.hlen(self._key(space) + "pending"))
+
+    @property
+    def _spaces_key(self) -> str:
+        return f"{self._prefix}spaces"
+
+    def _key(self, space: SpaceKey) -> str:
+        return f"{self._prefix}{{{_space_name(space)}}}:"
+
+    def _pack(self, operation: Operation) -> list[Any]:
+        if isinstance(operation, Teach):
+            teacher = holder_key(operation.teacher).encode()
+            teacher_id = xxhash.xxh3_64_digest(teacher)
+            self._teachers[teacher_id] = operation.teacher
+            return [
+                "teach",
+                int(operation.npu),
+                operation.hashes,
+                b"" if operation.parent is None else operation.parent.to_bytes(8, "little"),
+                operation.contents,
+                operation.root.to_bytes(8, "little"),
+                teacher_id,
+                teacher,
+            ]
+        if isinstance(operation, Prove):
+            return ["prove", operation.hashes, holder_key(operation.holder), TIER_CODES[operation.tier]]
+        if isinstance(operation, Undo):
+            holder, tier = holder_key(operation.holder), TIER_CODES[operation.tier]
+            return ["undo", operation.hashes, holder, tier, int(operation.forget_offload)]
+        return _pack_forget(operation)
+
+    async def _result(self, space: SpaceKey, operation: Operation, raw: Any) -> Result:
+        if isinstance(operation, Teach):
+            if raw is False:
+                return Taught()
+            return Taught(_holders_by_block(raw[0]), _holders_by_block(raw[1]))
+        if isinstance(operation, Prove):
+            return Proved(tuple([await self._content(space, record) if record else None for record in _list(raw)]))
+        return None
+
+    async def _content(self, space: SpaceKey, record: bytes) -> Content:
+        teacher_id = record[25:33]
+        teacher = self._teachers.get(teacher_id)
+        if teacher is None:
+            key = await self._client.hget(self._key(space) + "teachers", teacher_id)
+            holder = holder_of(key.decode()) if key else Worker("", 0)
+            teacher = holder if isinstance(holder, Worker) else Worker("", 0)
+            self._teachers[teacher_id] = teacher
+        return Content(
+            parent=int.from_bytes(record[1:9], "little") if record[:1] == b"1" else None,
+            content_hash=int.from_bytes(record[9:17], "little"),
+            root=int.from_bytes(record[17:25], "little"),
+            teacher=teacher,
+        )
+
+
+def _pack_forget(operation: Forget) -> list[Any]:
+    holder = operation.holder
+    whole_group = not isinstance(holder, Worker) and not holder.backend_id
+    tiers = [TIER_CODES[tier] for tier in operation.tiers]
+    return ["forget", group_key(holder), "" if whole_group else holder_key(holder), tiers]
+
+
+def _unpack(answer: bytes) -> Any:
+    return msgpack.unpackb(answer, raw=True, strict_map_key=False)
+
+
+def _list(value: Any) -> list[Any]:
+    """Lua cannot tell an empty list from an empty map."""
+    return value if isinstance(value, list) else list(value.values())
+
+
+def _check_fence(answer: Any, epoch: int) -> None:
+    if answer[0] == b"fenced":
+        raise FencedError(f"epoch {epoch} is older than the one that wrote last")
+
+
+def _waiting(holder: bytes, tier: bytes) -> Waiting:
+    return Waiting(holder_of(holder.decode()), TIERS_BY_CODE[tier.decode()])
+
+
+def _holders_by_block(raw: Any) -> tuple[tuple[int, tuple[Waiting, ...]], ...]:
+    return tuple((block, tuple(_waiting(*one[:2]) for one in _list(waiting))) for block, waiting in _list(raw))
+
+
+def _space_name(space: SpaceKey) -> str:
+    return "|".join(quote(part, safe="") for part in space)
+
+
+def _space_of(name: str) -> SpaceKey:
+    model, _, tenant = name.partition("|")
+    return unquote(model), unquote(tenant)
