@@ -11,6 +11,8 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from services.coordinator.controller_updates import ControllerUpdates
+from services.coordinator.frontdoor.load import LoadAccount
+from services.coordinator.frontdoor.routes import engine_client, front_door_routes
 from services.coordinator.management import Cluster, management_routes
 from services.coordinator.metrics_port import metrics_routes
 from services.coordinator.registry_metrics import RegistryMetrics
@@ -38,6 +40,8 @@ class Coordinator:
     """A running coordinator and the ports it really listens on."""
 
     cluster: Cluster
+    load: LoadAccount
+    inference_port: int
     management_port: int
     metrics_port: int
 
@@ -66,6 +70,10 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         metrics = await _serve(
             stack, Starlette(routes=metrics_routes(health, of_the_store)), settings.host, settings.metrics_port
         )
+        load = LoadAccount()
+        client = await stack.enter_async_context(engine_client(settings.front_door))
+        routes = front_door_routes(lambda: cluster.registry, client, load, settings.front_door, health)
+        inference = await _serve(stack, Starlette(routes=routes), settings.host, settings.inference_port)
         nc = await connect_nats(config.nats, "kvroute-coordinator", health)
         stack.push_async_callback(nc.close)
         js = nc.jetstream()
@@ -85,11 +93,11 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         stack.push_async_callback(_cancel, sweeping)
         cluster.watch, cluster.updates, cluster.registrar = watch, updates, registrar
         health.set("registry", True)
-        log.info("listening", management=management.port, metrics=metrics.port)
+        log.info("listening", inference=inference.port, management=management.port, metrics=metrics.port)
         try:
-            yield Coordinator(cluster, management.port, metrics.port)
+            yield Coordinator(cluster, load, inference.port, management.port, metrics.port)
         finally:
-            await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in (management, metrics)))
+            await asyncio.gather(*(server.stop(GRACE_SECONDS) for server in (inference, management, metrics)))
 
 
 async def _serve(stack: contextlib.AsyncExitStack, app: Starlette, host: str, port: int) -> HttpServer:
