@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -299,3 +302,33 @@ async def answer_that_says(http: httpx.AsyncClient, path: str, text: str) -> htt
                 return answer
         assert time.monotonic() < deadline, f"{path} never said {text}"
         await asyncio.sleep(0.02)
+
+
+async def test_the_process_starts_serves_and_stops_cleanly_on_sigterm(
+    nats_server: ServerProcess, nats_client: Client
+) -> None:
+    ports = {name: free_port() for name in ("INFERENCE", "MANAGEMENT", "METRICS")}
+    environment = {
+        **os.environ,
+        "KVROUTE_NATS__URL": nats_server.url,
+        "KVROUTE_COORDINATOR__HOST": "127.0.0.1",
+        **{f"KVROUTE_COORDINATOR__{name}_PORT": str(port) for name, port in ports.items()},
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.coordinator"), env=environment, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await answer_that_says(http, f"http://127.0.0.1:{ports['MANAGEMENT']}/readyz", '"ready":true')
+            assert answer.status_code == 200
+            for name, path in (("INFERENCE", "/v1/models"), ("METRICS", "/metrics")):
+                assert (await http.get(f"http://127.0.0.1:{ports[name]}{path}")).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.wait_for(process.communicate(), 10)
+        assert process.returncode == 0
+        assert b'"event":"stopped"' in log
+        assert b"Traceback" not in log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.blocks import Tier
-from schemas.registration import RegistrationError, parse_registration, parse_unregistration
+from schemas.http import REGISTRATION_PROPERTIES, REGISTRATION_REQUIRED
+from schemas.registration import (
+    REGISTRATION_FIELDS,
+    RegistrationError,
+    parse_registration,
+    parse_unregistration,
+)
 from schemas.registry import EngineRecord, PoolRecord, dump_record, load_record
 
 ENGINE: dict[str, Any] = {
@@ -321,3 +327,9 @@ class TestUnregistration:
         with pytest.raises(RegistrationError) as refused:
             parse_unregistration({})
         assert [problem.field for problem in refused.value.problems] == ["instance_id", "dp_rank"]
+
+
+def test_the_published_schema_names_exactly_the_fields_that_are_read() -> None:
+    assert set(REGISTRATION_PROPERTIES) == REGISTRATION_FIELDS
+    for field in REGISTRATION_REQUIRED:
+        assert refused_fields({name: value for name, value in ENGINE.items() if name != field}) == [field]
