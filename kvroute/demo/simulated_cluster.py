@@ -1,4 +1,4 @@
-"""The demo's own cluster: three simulated engines with two DP ranks, a memcache pool, a decode node that lends memory."""
+"""The demo's own cluster: three simulated engines of two DP ranks, a memcache pool, a decode node lending memory."""
 
 import contextlib
 import sys
