@@ -179,7 +179,10 @@ async def test_a_prompt_goes_where_the_router_says_its_prefix_is_to_the_rank_tha
     assert answer.headers["x-kvroute-matched-tokens"] == "8"
     (asked,) = place.router.asked
     assert asked == {
-        "model": "m", "tenant_id": "default", "block_size": 4, "cache_salt": "s",
+        "model": "m",
+        "tenant_id": "default",
+        "block_size": 4,
+        "cache_salt": "s",
         "token_ids": b"".join(token.to_bytes(4, "little") for token in range(9)),
     }
 

@@ -43,8 +43,15 @@ def test_a_static_engine_takes_the_sections_defaults() -> None:
     found = settings(model="qwen", block_size=16, engines=[{"instance_id": "e", "host": "10.0.0.5", "port": 5557}])
     assert found.static_bodies("engines") == [
         {
-            "type": "vLLM", "block_size": 16, "dp_rank": 0, "store_backend": "Mooncake", "kind": "engine",
-            "modelname": "qwen", "instance_id": "e", "host": "10.0.0.5", "port": 5557,
+            "type": "vLLM",
+            "block_size": 16,
+            "dp_rank": 0,
+            "store_backend": "Mooncake",
+            "kind": "engine",
+            "modelname": "qwen",
+            "instance_id": "e",
+            "host": "10.0.0.5",
+            "port": 5557,
         }
     ]
 

@@ -108,7 +108,9 @@ def test_token_ids_are_taken_as_they_are() -> None:
 
 def test_text_is_tokenised_by_the_engine_with_what_shapes_the_prompt() -> None:
     assert prompt(COMPLETIONS, prompt="hi", add_special_tokens=False).to_tokenize == {
-        "model": "m", "prompt": "hi", "add_special_tokens": False
+        "model": "m",
+        "prompt": "hi",
+        "add_special_tokens": False,
     }
     messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}, {"role": "assistant", "tool_calls": []}]
     tools, arguments = [{"type": "function"}], {"enable_thinking": False}

@@ -66,9 +66,15 @@ def test_both_backends_give_the_same_families_in_bytes(text: str, backend: str, 
     found.pop("npu.usage", None)
     found.pop("npu.total", None)
     assert found == {
-        "cpu.usage": 1000, "cpu.total": 4000, "cpu.usage_rate": 0.25,
-        "ssd.usage": 1500, "ssd.total": 6000, "ssd.usage_rate": 0.25,
-        "all.usage": 2500, "all.total": 10000, "all.usage_rate": 0.25,
+        "cpu.usage": 1000,
+        "cpu.total": 4000,
+        "cpu.usage_rate": 0.25,
+        "ssd.usage": 1500,
+        "ssd.total": 6000,
+        "ssd.usage_rate": 0.25,
+        "all.usage": 2500,
+        "all.total": 10000,
+        "all.usage_rate": 0.25,
     }
     assert samples(page)["kv_store_keys", ()] == 42
     assert samples(page)["kv_store_eviction", (("stat", "success"),)] == 7
