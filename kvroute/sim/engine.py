@@ -5,7 +5,6 @@ import socket
 from dataclasses import dataclass, field
 
 import zmq.asyncio
-from services.runtime.http_server import HttpServer
 
 from kvroute.sim.engine_http import engine_app
 from kvroute.sim.engine_metrics import EngineMetrics
@@ -15,6 +14,7 @@ from kvroute.sim.publisher import DEFAULT_TOPIC, EventPublisher, WireFilter, sen
 from kvroute.sim.rank_server import FirstToken, Prompt, RankServer
 from kvroute.sim.registration import ENGINE_TYPE, MEMCACHE, NO_POOL, Registration
 from kvroute.sim.timing import Speed
+from services.runtime.http_server import HttpServer
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
 

@@ -27,6 +27,7 @@ class EventPublisher:
     """One DP rank's PUB and ROUTER sockets. The ring buffer keeps what was published, not what the filter let through.
 
     endpoint / replay_endpoint: tcp://host:port to bind; port 0 takes a free one, ``endpoint`` then tells which.
+    sequence: the next number. last_sent: the number of what went onto the wire last.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class EventPublisher:
         self.topic = topic
         self.wire_filter = wire_filter
         self.sequence = 0
+        self.last_sent: int | None = None
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._subscribed = False
         # XPUB is PUB on the wire; it also tells when somebody subscribes.
@@ -74,6 +76,7 @@ class EventPublisher:
         """Put frames on the wire as they are; nobody remembers them."""
         with contextlib.suppress(zmq.Again):
             self._pub.send_multipart(frames, zmq.NOBLOCK)
+            self.last_sent = int.from_bytes(frames[1], "big")
 
     async def subscribed(self) -> None:
         """Return once somebody has subscribed: what is published before is lost to a late joiner."""
@@ -86,6 +89,7 @@ class EventPublisher:
     def restart(self) -> None:
         """Start a new life as a restarted process does: sequence from 0, nothing to replay."""
         self.sequence = 0
+        self.last_sent = None
         self._buffer.clear()
 
     async def close(self) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import nats
 import zmq.asyncio
+from nats.aio.client import Client
 
 from kvroute.sim.memcache_events import MetaServiceNames
 from kvroute.sim.memcache_events import encode_batch as encode_pool_batch
@@ -16,9 +18,11 @@ from kvroute.sim.pool_store import PoolEvent
 from kvroute.sim.publisher import EventPublisher
 from kvroute.sim.vllm_events import EngineEvent
 from kvroute.sim.vllm_events import encode_batch as encode_engine_batch
+from schemas.subjects import EVENTS_STREAM, INDEX_STREAM, MATCHER_CONSUMER
 
 DEADLINE_SECONDS = 15.0
 POLL_SECONDS = 0.01
+ROUTER_POSITION = "kvroute_router_stream_position"
 
 _numbers = itertools.count()
 
@@ -106,10 +110,67 @@ class Router:
             matched=entry["matched_tokens"],
         )
 
+    async def held(self, instance_id: str, dp_rank: int = 0) -> tuple[int, int, int]:
+        """Blocks that the index knows of a worker, (npu, cpu, disk)."""
+        workers = (await self.http.get("/workers")).json()["workers"]
+        (instance,) = (worker for worker in workers if worker["instance_id"] == instance_id)
+        endpoint = instance["endpoints"][str(dp_rank)]
+        return endpoint["npu_blocks"], endpoint["cpu_blocks"], endpoint["disk_blocks"]
+
     async def _register(self, body: dict[str, Any], publisher: EventPublisher) -> None:
         response = await self.http.post("/register", json=body)
         assert response.status_code == 201, response.text
         await asyncio.wait_for(publisher.subscribed(), DEADLINE_SECONDS)
+
+
+class Pipeline:
+    """Looks at every hop between a publisher and the index."""
+
+    def __init__(self, client: Client, ingest_url: str, router_url: str) -> None:
+        self.nats = client
+        self._js = client.jetstream()
+        self._ingest_url = ingest_url
+        self._router_url = router_url
+        self._http = httpx.AsyncClient(timeout=10.0, trust_env=False)
+
+    @classmethod
+    async def connect(cls, nats_url: str, ingest_url: str, router_url: str) -> "Pipeline":
+        return cls(await nats.connect(nats_url), ingest_url, router_url)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+        await self.nats.close()
+
+    async def drained(self, publisher: EventPublisher) -> None:
+        """Return when the index has everything that the publisher has sent."""
+        if publisher.last_sent is None:
+            return
+
+        async def ingested() -> bool:
+            status = await self._publisher(publisher.endpoint)
+            return status["last_seq"] == publisher.last_sent and status["messages"]["pending"] == 0
+
+        await eventually(ingested, True)
+        events = (await self._js.stream_info(EVENTS_STREAM)).state.last_seq
+
+        async def matched() -> bool:
+            info = await self._js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)
+            return info.ack_floor is not None and info.ack_floor.stream_seq >= events
+
+        await eventually(matched, True)
+        index = (await self._js.stream_info(INDEX_STREAM)).state.last_seq
+
+        async def routed() -> bool:
+            text = (await self._http.get(f"{self._router_url}/metrics")).text
+            (line,) = (line for line in text.splitlines() if line.startswith(f"{ROUTER_POSITION} "))
+            return float(line.split()[1]) >= index
+
+        await eventually(routed, True)
+
+    async def _publisher(self, endpoint: str) -> dict[str, Any]:
+        publishers = (await self._http.get(f"{self._ingest_url}/publishers")).json()["publishers"]
+        (status,) = (publisher for publisher in publishers if publisher["endpoint"] == endpoint)
+        return dict(status)
 
 
 class EngineStub:

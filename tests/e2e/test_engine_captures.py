@@ -1,4 +1,4 @@
-"""What real vLLM engines published goes in through real ZMQ sockets; what they really had cached comes out of /query."""
+"""What real vLLM engines published goes in through real ZMQ sockets; what they had cached comes out of /query."""
 
 import asyncio
 from collections.abc import AsyncIterator
