@@ -159,6 +159,7 @@ class IndexGroup(msgspec.Struct, frozen=True, array_like=True):
     last_seq: int
     received_at: float
     events: list[IndexEvent]
+    part: int = 0
 
 
 class IndexBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -56,6 +56,9 @@ class MemoryStore:
         results: dict[int, tuple[Result, ...] | None] = {}
         outbox: dict[int, tuple[Result, ...]] = {}
         for sequence, operations in messages:
+            if sequence < 0:
+                results[sequence] = tuple(self._run(state, operation, now) for operation in operations)
+                continue
             if sequence <= state.applied:
                 found = state.outbox.get(sequence)
                 results[sequence] = found
@@ -65,7 +68,8 @@ class MemoryStore:
             done = tuple(self._run(state, operation, now) for operation in operations)
             results[sequence] = outbox[sequence] = done
             state.applied = sequence
-        state.outbox = outbox
+        if any(sequence >= 0 for sequence, _ in messages):
+            state.outbox = outbox
         return Applied(results, capped_pending=self._capped_pending)
 
     async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:

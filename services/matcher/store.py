@@ -15,7 +15,8 @@ class MatcherStore(Protocol):
         """Apply operations of messages (sequence, operations) in rising order, atomically and once.
 
         A sequence at or below the last one applied is not applied again: its stored result is returned if it belongs to
-        the last call, None otherwise. Raises FencedError when a higher epoch has written.
+        the last call, None otherwise. A negative sequence stands outside of the order: it is always applied and nothing
+        of it is remembered. Raises FencedError when a higher epoch has written.
         """
         ...
 

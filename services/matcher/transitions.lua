@@ -382,22 +382,34 @@ function operations.forget(operation)
   return false
 end
 
-local answers, outbox = {}, {}
-for _, message in ipairs(messages) do
-  local sequence, results = message[1], nil
-  if sequence <= applied then
-    results = earlier[sequence]
-  else
-    results = {}
-    for i, operation in ipairs(message[2]) do
-      results[i] = operations[operation[1]](operation)
-    end
-    applied = sequence
+local function run(message)
+  local results = {}
+  for i, operation in ipairs(message[2]) do
+    results[i] = operations[operation[1]](operation)
   end
-  answers[#answers + 1] = {sequence, results or false}
-  if results then
-    outbox[#outbox + 1] = {sequence, results}
+  return results
+end
+
+local answers, outbox, ordered = {}, {}, false
+for _, message in ipairs(messages) do
+  local sequence = message[1]
+  if sequence < 0 then
+    answers[#answers + 1] = {sequence, run(message)}
+  else
+    local results = earlier[sequence]
+    if sequence > applied then
+      results = run(message)
+      applied = sequence
+    end
+    answers[#answers + 1] = {sequence, results or false}
+    if results then
+      outbox[#outbox + 1] = {sequence, results}
+    end
+    ordered = true
   end
 end
-redis.call('HSET', meta, 'epoch', epoch, 'applied', applied, 'outbox', cmsgpack.pack(outbox))
+redis.call('HSET', meta, 'epoch', epoch)
+if ordered then
+  redis.call('HSET', meta, 'applied', applied, 'outbox', cmsgpack.pack(outbox))
+end
 return cmsgpack.pack({'ok', answers, capped_pending, capped_content})

@@ -44,7 +44,7 @@ class Space:
     """One index and how far it has been filled. candidates: rebuilt when registry or locations change."""
 
     index: PrefixIndex
-    last_sequence: int = 0
+    last_sequence: tuple[int, int] = (0, 0)
     source_epoch: int = 0
     locations: dict[int, Location] = field(default_factory=dict)
     engines: tuple[EngineRecord, ...] = ()
@@ -82,13 +82,14 @@ class Spaces:
             return
         if batch.source_epoch and batch.source_epoch != space.source_epoch:
             space.source_epoch = batch.source_epoch
-            space.last_sequence = 0
+            space.last_sequence = (0, 0)
         for group in batch.groups:
             if group.source_sequence:
-                if group.source_sequence <= space.last_sequence:
+                position = (group.source_sequence, group.part)
+                if position <= space.last_sequence:
                     self.counts.repeated_group += len(group.events)
                     continue
-                space.last_sequence = group.source_sequence
+                space.last_sequence = position
             if not self._admit(group):
                 self.counts.retired_generation += len(group.events)
                 continue

@@ -75,17 +75,10 @@ async def connect_nats(settings: NatsSettings, name: str, health: Health | None 
     while True:
         try:
             client = await nats.connect(
-                servers=settings.servers(),
-                name=name,
-                connect_timeout=settings.connect_timeout,
-                allow_reconnect=True,
-                max_reconnect_attempts=-1,
-                reconnect_time_wait=0.25,
-                pending_size=PENDING_BYTES,
+                **connection_options(settings, name),
                 disconnected_cb=disconnected,
                 reconnected_cb=reconnected,
                 error_cb=failed,
-                **_credentials(settings),
             )
         except (OSError, NatsError, TimeoutError) as error:
             if not said:
@@ -100,8 +93,17 @@ async def connect_nats(settings: NatsSettings, name: str, health: Health | None 
         return client
 
 
-def _credentials(settings: NatsSettings) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def connection_options(settings: NatsSettings, name: str) -> dict[str, Any]:
+    """How to connect, as keyword arguments of nats.connect (FastStream's broker takes the same)."""
+    values: dict[str, Any] = {
+        "servers": settings.servers(),
+        "name": name,
+        "connect_timeout": settings.connect_timeout,
+        "allow_reconnect": True,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.25,
+        "pending_size": PENDING_BYTES,
+    }
     if settings.user is not None:
         values["user"] = settings.user
     if settings.password is not None:
