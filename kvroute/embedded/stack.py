@@ -56,6 +56,7 @@ class EmbeddedStack:
         self.addresses = Addresses({}, {})
         self.nats_url = ""
         self.redis_url = ""
+        self.stopping = False
         self._say = say
         self._on_line = on_line
         self._children: dict[str, Supervised] = {}
@@ -82,6 +83,11 @@ class EmbeddedStack:
     def metrics_url(self) -> str:
         """Base URL of the coordinator's metrics."""
         return self.addresses.url("coordinator", "metrics_port")
+
+    @property
+    def nats_url_for_display(self) -> str:
+        """The NATS URL without user and password."""
+        return masked(self.nats_url)
 
     def child(self, name: str) -> Supervised:
         """The process of that name: a service, ``nats`` or ``redis`` (where it was started here)."""
@@ -129,17 +135,17 @@ class EmbeddedStack:
         redis_given = bool(config.redis.model_fields_set & {"url", "sentinels"})
         self.redis_url = options.redis_url or (config.redis.url.get_secret_value() if redis_given else "")
         if self.nats_url:
-            self._say(f"nats    {masked(self.nats_url)}, not started here")
+            self._say(f"nats is at {masked(self.nats_url)}, not started here")
         else:
             port = await self._start_server("nats", nats_command, NATS_PORT)
             self.nats_url = f"nats://127.0.0.1:{port}"
-            self._say(f"nats    up at {self.nats_url}")
+            self._say(f"nats is up at {self.nats_url}")
         if self.redis_url:
-            self._say(f"redis   {masked(self.redis_url)}, not started here")
+            self._say(f"redis is at {masked(self.redis_url)}, not started here")
         else:
             port = await self._start_server("redis", redis_command, REDIS_PORT)
             self.redis_url = f"redis://127.0.0.1:{port}/0"
-            self._say(f"redis   up at {self.redis_url}")
+            self._say(f"redis is up at {self.redis_url}")
 
     async def _start_server(self, name: str, command: ServerCommand, usual_port: int) -> int:
         if self._folder is None:
@@ -170,16 +176,17 @@ class EmbeddedStack:
             self._children[name] = child
             await child.start()
         reasons = dict.fromkeys(options.services, "does not answer yet")
-        async with httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False) as client:
-            waiting = [
-                asyncio.create_task(self._announce_ready(client, name, reasons, began)) for name in options.services
-            ]
-            try:
-                await self._all_ready(waiting, reasons)
-            finally:
-                for task in waiting:
-                    task.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
+        ready = asyncio.create_task(self._all_ready(reasons, began), name="readiness")
+        try:
+            await self._until_ready(ready, reasons)
+        finally:
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
+
+    async def _all_ready(self, reasons: dict[str, str], began: float) -> None:
+        async with httpx.AsyncClient(timeout=PROBE_SECONDS, trust_env=False) as client, asyncio.TaskGroup() as group:
+            for name in self.options.services:
+                group.create_task(self._announce_ready(client, name, reasons, began))
 
     async def _announce_ready(
         self, client: httpx.AsyncClient, name: str, reasons: dict[str, str], began: float
@@ -187,16 +194,13 @@ class EmbeddedStack:
         await wait_ready(client, name, self.addresses.readiness_url(name), reasons)
         self._say(f"{name} is ready after {time.monotonic() - began:.1f} s")
 
-    async def _all_ready(self, waiting: list[asyncio.Task[None]], reasons: dict[str, str]) -> None:
+    async def _until_ready(self, ready: asyncio.Task[None], reasons: dict[str, str]) -> None:
         assert self._failed is not None
-        ready = asyncio.gather(*waiting)
         ends: set[asyncio.Future[Any]] = {ready, self._failed}
         await asyncio.wait(ends, timeout=self.options.start_timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._failed.done():
-            ready.cancel()
             raise StackError(self._failed.result())
         if not ready.done():
-            ready.cancel()
             lines = [f"not ready within {self.options.start_timeout:g} s:"]
             for name, reason in reasons.items():
                 lines += [f"  {name}: {reason}", *(f"    {line}" for line in self._children[name].last_lines[-5:])]
@@ -209,6 +213,7 @@ class EmbeddedStack:
 
     async def _stop(self) -> None:
         """Services first, so that what they have reaches NATS and Redis."""
+        self.stopping = True
         servers = {"nats", "redis"}
         for child in self._children.values():
             child.give_up()
