@@ -27,3 +27,13 @@ def engine_capture_names() -> list[str]:
 def pool_capture(name: str) -> Any:
     """A capture of a real pool service, by file name without ending."""
     return _read(DATA / "captures" / "pool" / f"{name}.json")
+
+
+def publisher_capture(name: str) -> Any:
+    """A capture of vLLM's own publisher module, by file name without ending."""
+    return _read(DATA / "captures" / "publisher" / f"{name}.json")
+
+
+def publisher_capture_names() -> list[str]:
+    """Every release whose publisher module was captured."""
+    return sorted(path.stem for path in (DATA / "captures" / "publisher").glob("vllm-*.json"))
