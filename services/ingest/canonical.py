@@ -12,12 +12,16 @@ Rules that the wire leaves open (design 3 and 4):
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from schemas.blocks import Tier, content_hashes, fold_block_extra, namespace_root, pack_hashes
 from schemas.events import Cleared, Event, Removed, Stored
+from schemas.registration import canonical_backend_id
 from schemas.registry import EngineRecord
 from schemas.wire.types import Rejected, RejectReason, WireCleared, WireEvent, WireRemoved, WireStored
 from services.ingest.registrations import Publisher
+
+_canonical_backend_id = lru_cache(maxsize=4096)(canonical_backend_id)
 
 CLEARED_WITHOUT_LOCATION = "cleared_without_location"
 
@@ -85,7 +89,7 @@ def _stored(event: WireStored, publisher: Publisher) -> Stored:
         content_hashes=_content(event, record.block_size) if event.token_ids else b"",
         root=_root(event, publisher),
         block_size=record.block_size if event.token_ids else event.block_size,
-        backend_id=event.backend_id if publisher.key.source == "pool" else "",
+        backend_id=_location(event.backend_id, publisher),
         model=_unless(event.model, record.model),
         tenant=_unless(event.tenant, record.tenant),
     )
@@ -106,7 +110,8 @@ def _content(event: WireStored, block_size: int) -> bytes:
 
 def _root(event: WireStored, publisher: Publisher) -> int:
     record = publisher.record
-    lora_name, extra_keys = event.lora_name, ()
+    lora_name = event.lora_name
+    extra_keys: tuple[str, ...] = ()
     if isinstance(record, EngineRecord):
         lora_name = lora_name or (record.lora_name if event.lora_id is None else None)
         if record.additional_salt:
@@ -122,7 +127,7 @@ def _removed(event: WireRemoved, publisher: Publisher) -> list[Removed]:
         Removed(
             tier=tier,
             engine_hashes=engine_hashes,
-            backend_id=event.backend_id if publisher.key.source == "pool" else "",
+            backend_id=_location(event.backend_id, publisher),
             model=_unless(event.model, record.model),
             tenant=_unless(event.tenant, record.tenant),
         )
@@ -134,7 +139,7 @@ def _cleared(event: WireCleared, publisher: Publisher) -> Cleared:
     record = publisher.record
     return Cleared(
         tiers=publisher.tiers if event.tier is None else (_tier(event.tier, publisher),),
-        backend_id=event.backend_id if publisher.key.source == "pool" else "",
+        backend_id=_location(event.backend_id, publisher),
         model=_unless(event.model, record.model),
         tenant=_unless(event.tenant, record.tenant),
     )
@@ -148,6 +153,11 @@ def _tier(tier: Tier | None, publisher: Publisher) -> Tier:
             RejectReason.UNKNOWN_MEDIUM, "NPU memory of a pool is not a tier of the index: only its cpu and disk are"
         )
     return tier
+
+
+def _location(backend_id: str, publisher: Publisher) -> str:
+    """Where a pool put a block, in the spelling of registrations; an engine's own blocks lie with its worker."""
+    return _canonical_backend_id(backend_id) if backend_id and publisher.key.source == "pool" else ""
 
 
 def _unless(name: str, own: str) -> str:

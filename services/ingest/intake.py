@@ -7,6 +7,7 @@ import xxhash
 
 from schemas.events import Cleared, Event
 from schemas.wire.types import Rejected, RejectReason, WireBatch, WireError
+from schemas.wire.vllm import GroupFilter
 from services.ingest.batching import BatchBuffer, Message, PendingBatch
 from services.ingest.canonical import canonicalise
 from services.ingest.counts import Counts
@@ -36,7 +37,7 @@ class Outcome:
 
     seq: int = -1
     arrival: Arrival | None = None
-    events: int = 0
+    events: Sequence[Event] = ()
     blocks: int = 0
     buffered: bool = False
     rejected: Sequence[Rejected] = ()
@@ -64,6 +65,7 @@ class Intake:
         self._budget = budget
         self._max_buffer_bytes = max_buffer_bytes
         self._max_payload_bytes = max_payload_bytes
+        self._groups = GroupFilter()
 
     def handle(self, frames: Sequence[bytes], now: float) -> Outcome:
         """Take one ZMQ message. Never raises for what a publisher sent. now: seconds since the epoch."""
@@ -90,6 +92,8 @@ class Intake:
                 self._append(Message(seq, self.stream.generation, 0.0, now, self._clear_own(), messages=0))
             messages.rejected[error.reason] += 1
             return Outcome(seq, arrival, rejected=(Rejected(-1, error.reason, error.detail),))
+        if self.publisher.dialect == "vllm":
+            batch = self._groups.apply(batch)
         if arrival is Arrival.RESTART:
             self.stream.restart(seq, fingerprint, batch.timestamp, now)
         return self._take(seq, arrival, batch, now)
@@ -139,7 +143,7 @@ class Intake:
         message = Message(
             seq, self.stream.generation, batch.timestamp, now, events, translated.accepted, translated.blocks
         )
-        outcome = Outcome(seq, arrival, translated.accepted, translated.blocks, rejected=rejected)
+        outcome = Outcome(seq, arrival, events, translated.blocks, rejected=rejected)
         if self.buffer.bytes >= self._max_buffer_bytes or self._budget.used >= self._budget.limit:
             counts.messages.dropped[DROPPED_BUFFER_FULL] += 1
             counts.events.dropped[DROPPED_BUFFER_FULL] += translated.accepted

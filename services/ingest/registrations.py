@@ -50,7 +50,7 @@ def publishers_of(record: EngineRecord | PoolRecord) -> list[Publisher]:
     for tier in Tier:
         if endpoint := record.endpoints.get(tier):
             tiers_by_endpoint.setdefault(endpoint, []).append(tier)
-    publishers = []
+    publishers: list[Publisher] = []
     for endpoint, tiers in tiers_by_endpoint.items():
         key = PublisherKey("engine", record.instance_id, record.dp_rank, endpoint)
         sole = len(tiers_by_endpoint) == 1

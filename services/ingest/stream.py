@@ -114,11 +114,12 @@ class Stream:
         """Begin a new life with this message. Answers GAP when that life had sent something before, else NEXT.
 
         The new generation is the message's own time (replicas of ingest agree on it), or ``now`` when the publisher's
-        clock cannot be right; always above the one before. Both in seconds since the epoch.
+        clock cannot be right; always above the one before, and not in the future, so that an unregistration retires
+        it. Both in seconds since the epoch.
         """
         if self.primary:
             published_ms, now_ms = int(published_at * 1000), int(now * 1000)
-            began = published_ms if abs(published_ms - now_ms) <= MAX_CLOCK_SKEW_MS else now_ms
+            began = min(published_ms, now_ms) if abs(published_ms - now_ms) <= MAX_CLOCK_SKEW_MS else now_ms
             self.lifetime.generation = self.generation = max(self.generation + 1, began)
         self.restarts += 1
         self._begin()

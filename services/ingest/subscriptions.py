@@ -83,6 +83,9 @@ class Subscriptions:
     def __iter__(self) -> Iterator[Subscription]:
         return iter(list(self._subscriptions.values()))
 
+    def __len__(self) -> int:
+        return len(self._subscriptions)
+
     @property
     def buffered_bytes(self) -> int:
         """Estimate of what all buffers hold."""
@@ -108,8 +111,10 @@ class Subscriptions:
                 self._open(subscription)
 
     def stop_receiving(self) -> None:
-        """Close every socket; what was received stays in the buffers."""
+        """Take what has arrived, then close every socket; what was received stays in the buffers."""
         for subscription in self._subscriptions.values():
+            if subscription.socket is not None:
+                subscription.socket.drain(self._settings.receive_high_water_mark)
             _close(subscription)
 
     def close(self) -> None:

@@ -84,6 +84,17 @@ class SubscriberSocket:
             self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._read)
             self._loop.call_soon(self._read)
 
+    def drain(self, limit: int) -> None:
+        """Take what has arrived already, ``limit`` messages at most."""
+        for _ in range(limit):
+            if self._closed or not self._reading:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_message(frames)
+
     def close(self) -> None:
         """Stop reading and let go of the connection. Safe to repeat."""
         if self._closed:
@@ -115,15 +126,17 @@ class SubscriberSocket:
             self._socket.setsockopt(option, value)
 
     def _read(self) -> None:
-        receive = self._socket.recv_multipart
+        if self._closed:
+            return
+        receive, handle = self._socket.recv_multipart, self._on_message
         for _ in range(MESSAGES_PER_TURN):
-            if self._closed:
-                return
             try:
                 frames = receive(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_message(frames)
+            handle(frames)
+            if self._closed:
+                return
         self._loop.call_soon(self._read)
 
     def _read_monitor(self) -> None:

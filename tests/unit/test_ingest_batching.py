@@ -43,7 +43,7 @@ def test_consecutive_messages_become_one_batch_with_their_numbers_and_the_oldest
     assert (body.first_seq, body.last_seq, body.generation) == (5, 7, 7)
     assert (body.published_at, body.received_at) == (105.0, 205.0)
     assert (body.source, body.instance_id, body.dp_rank, body.counted) == ("engine", "a", 3, True)
-    assert [event.engine_hashes for event in body.events] == [pack_hashes([seq]) for seq in (5, 6, 7)]
+    assert body.events == [stored(5), stored(6), stored(7)]
 
 
 def test_a_batch_spans_neither_a_gap_nor_a_generation() -> None:

@@ -191,6 +191,12 @@ def test_a_pool_event_names_its_location_and_may_name_another_space() -> None:
     assert (other.model, other.tenant) == ("n", "u")
 
 
+def test_ip_01_a_location_has_one_spelling() -> None:
+    event = only(pool(), WireStored((1,), tier=Tier.CPU, backend_id="[0:0:0:0:0:0:0:1]"))
+    assert isinstance(event, Stored)
+    assert event.backend_id == "::1"
+
+
 def test_a_node_pool_socket_of_an_engine_speaks_for_that_worker() -> None:
     publisher = node_pool_socket()
     assert (publisher.dialect, publisher.tiers, publisher.primary) == ("pool", (Tier.CPU, Tier.DISK), False)

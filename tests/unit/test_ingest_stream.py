@@ -109,6 +109,14 @@ def test_a_publisher_whose_clock_is_years_off_does_not_set_the_generation() -> N
         assert stream.generation == int(NOW * 1000)
 
 
+def test_a_generation_is_never_in_the_future() -> None:
+    stream = new_stream()
+    feed(stream, 0)
+    stream.observe(0, 7)
+    stream.restart(0, 7, NOW + 2.0, NOW)
+    assert stream.generation == int(NOW * 1000)
+
+
 def test_two_replicas_choose_the_same_generation_for_the_same_restart() -> None:
     replicas = [new_stream(), new_stream()]
     for delay, stream in enumerate(replicas):
@@ -143,16 +151,15 @@ def test_t04_a_new_registration_starts_with_a_fresh_cursor() -> None:
 
 def test_a_lost_connection_is_stale_and_a_publisher_never_connected_is_unknown() -> None:
     stream = new_stream()
-    stream.set_connected(False)
-    assert stream.state is StreamState.UNKNOWN
-    stream.set_connected(True)
-    feed(stream, 0)
-    assert stream.state is StreamState.LIVE
-    stream.set_connected(False)
-    stream.set_connected(False)
-    assert stream.state is StreamState.STALE
-    stream.set_connected(True)
-    assert stream.state is StreamState.LIVE
+    words = []
+    for connected in (False, True, False, False, True):
+        stream.set_connected(connected)
+        words.append(stream.state)
+        if connected and stream.last_seq is None:
+            feed(stream, 0)
+            words.append(stream.state)
+    unknown, live, stale = StreamState.UNKNOWN, StreamState.LIVE, StreamState.STALE
+    assert words == [unknown, unknown, live, stale, stale, live]
 
 
 def test_a_further_socket_restarts_without_a_new_generation() -> None:

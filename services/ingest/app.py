@@ -1,0 +1,138 @@
+"""Wiring of ingest: registry to sockets, sockets to intakes, intakes to JetStream, and the HTTP server beside them."""
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import AsyncIterator
+
+import orjson
+from nats.errors import Error as NatsError
+from nats.js import JetStreamContext
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from schemas.events import EventBatch
+from services.ingest.publishing import BatchPublisher, last_stored
+from services.ingest.reporting import Reporter
+from services.ingest.status import PublisherMetrics, publisher_status
+from services.ingest.subscriptions import Subscriptions
+from services.runtime.broker import connect_nats, ensure_streams
+from services.runtime.config import Config
+from services.runtime.health import Health, health_routes
+from services.runtime.http_server import HttpServer
+from services.runtime.logging import get_logger
+from services.runtime.metrics import REGISTRY
+from services.runtime.registry_store import Registry, RegistryWatch
+from services.runtime.taps import StateTap
+
+CHECK_SECONDS = 1.0
+REOPEN_SECONDS = 10.0
+RETRY_SECONDS = 0.5
+GRACE_FOR_THE_REST_SECONDS = 2.0
+
+log = get_logger("ingest")
+
+
+@contextlib.asynccontextmanager
+async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]:
+    """Run ingest for as long as the context is open; leaving it stops receiving, then sends what was received."""
+    settings = config.ingest
+    _allow_many_files()
+    health.set("registry", False, "waiting for the registry")
+    async with contextlib.AsyncExitStack() as stack:
+        holder: list[Subscriptions] = []
+        server = HttpServer(_http_app(health, holder), settings.host, settings.port)
+        await server.start()
+        stack.push_async_callback(server.stop, GRACE_FOR_THE_REST_SECONDS)
+        nc = await connect_nats(config.nats, "kvroute-ingest", health)
+        stack.push_async_callback(nc.close)
+        js = nc.jetstream()
+        await ensure_streams(js, config.nats)
+        tap = StateTap(nc, "ingest", config.runtime.taps_per_second)
+        stack.push_async_callback(tap.stop)
+        batches = BatchPublisher(nc, js, settings.linger, settings.acknowledge_timeout)
+        await batches.start()
+        reporter = Reporter(tap, config.runtime.taps_per_second)
+        subscriptions = Subscriptions(
+            settings,
+            batches,
+            lambda subject: _last_stored(js, subject),
+            reporter.message,
+            reporter.link,
+            reporter.failure,
+        )
+        holder.append(subscriptions)
+        stack.callback(subscriptions.close)
+        collector = PublisherMetrics(lambda: subscriptions)
+        REGISTRY.register(collector)
+        stack.callback(REGISTRY.unregister, collector)
+
+        def follow(registry: Registry) -> None:
+            subscriptions.apply([*registry.engines.values(), *registry.pools.values()])
+            for subscription in subscriptions:
+                if subscription.error:
+                    reporter.cannot_subscribe(subscription)
+
+        watch = RegistryWatch(js, follow)
+        stack.push_async_callback(watch.stop)
+        await watch.start()
+        health.set("registry", True)
+        checks = asyncio.create_task(_check(config, health, js, batches, subscriptions), name="ingest-checks")
+        log.info("listening", port=server.port, publishers=len(subscriptions))
+        try:
+            yield subscriptions
+        finally:
+            checks.cancel()
+            await asyncio.gather(checks, return_exceptions=True)
+            await watch.stop()
+            subscriptions.stop_receiving()
+            await batches.stop(max(0.5, config.runtime.shutdown_grace - GRACE_FOR_THE_REST_SECONDS))
+            if left := sum(len(subscription.intake.buffer) for subscription in subscriptions):
+                log.error("stopped_with_unsent_batches", batches=left)
+
+
+async def _last_stored(js: JetStreamContext, subject: str) -> EventBatch | None:
+    while True:
+        try:
+            return await last_stored(js, subject)
+        except (NatsError, TimeoutError) as error:
+            log.info("waiting_for_stream", subject=subject, error=str(error) or type(error).__name__)
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _check(
+    config: Config, health: Health, js: JetStreamContext, batches: BatchPublisher, subscriptions: Subscriptions
+) -> None:
+    """Keep readiness true to what happens, re-make a lost stream, re-open what could not be opened."""
+    reopened = time.monotonic()
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        if health.set("publishing", not batches.trouble, batches.trouble):
+            log.warning("publishing", ok=not batches.trouble, reason=batches.trouble)
+        if batches.no_stream.is_set():
+            await ensure_streams(js, config.nats)
+            batches.no_stream.clear()
+        if time.monotonic() - reopened > REOPEN_SECONDS:
+            reopened = time.monotonic()
+            subscriptions.retry_failed()
+
+
+def _http_app(health: Health, holder: list[Subscriptions]) -> Starlette:
+    async def publishers(request: Request) -> Response:
+        now = time.time()
+        subscriptions = holder[0] if holder else ()
+        body = {"publishers": [publisher_status(subscription, now) for subscription in subscriptions]}
+        return Response(orjson.dumps(body), media_type="application/json")
+
+    return Starlette(routes=[*health_routes(health), Route("/publishers", publishers)])
+
+
+def _allow_many_files() -> None:
+    """Every publisher needs a few file descriptors: take all that the system gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
