@@ -4,10 +4,8 @@ import asyncio
 import random
 import ssl
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-import nats
-from nats.aio.client import Client
+from nats.aio.client import Client, Server
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageType, StreamConfig
@@ -24,73 +22,89 @@ from schemas.subjects import (
     SNAPSHOT_BUCKET,
 )
 from services.runtime.health import Health
-from services.runtime.logging import get_logger
+from services.runtime.logging import RateLimited, get_logger, masked
 from services.runtime.settings import NatsSettings
 
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 5.0
+REPORT_SECONDS = 30.0
+PING_SECONDS = 15
 PENDING_BYTES = 32 * 1024 * 1024
+
+__all__ = ["connect_nats", "connection_options", "ensure_streams", "masked"]
 
 log = get_logger("broker")
 
 
-def masked(url: str) -> str:
-    """A URL without its user and password, for logs."""
-    try:
-        parts = urlsplit(url)
-        if "@" not in parts.netloc:
-            return url
-        return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rsplit("@", 1)[1]))
-    except ValueError:
-        return "***"
-
-
 async def connect_nats(settings: NatsSettings, name: str, health: Health | None = None) -> Client:
-    """A connected client; waits for the server with growing, jittered pauses. Later losses are ridden out.
+    """A connected client; waits for the server with growing, jittered pauses. Later losses are ridden out for ever.
 
     Raises ValueError for a URL that can never work.
     """
     where = ", ".join(masked(url) for url in settings.servers())
     if not settings.servers():
         raise ValueError("nats.url is empty; give at least one server, for example nats://127.0.0.1:4222")
+    client = Client()
+    last_error = ""
+    reports = RateLimited(REPORT_SECONDS)
 
     def report(ok: bool, reason: str = "") -> None:
         if health is not None:
             health.set("nats", ok, reason)
 
     async def disconnected() -> None:
-        report(False, f"connection to NATS at {where} is lost, reconnecting")
-        log.warning("nats_disconnected", server=where)
+        if not client.is_closed:
+            report(False, f"connection to NATS at {where} is lost, reconnecting")
+            log.warning("nats_disconnected", server=where)
 
     async def reconnected() -> None:
         report(True)
         log.info("nats_reconnected", server=where)
 
-    async def failed(error: Exception) -> None:
-        log.debug("nats_error", error=str(error) or type(error).__name__)
+    async def closed() -> None:
+        # The client gives up for good when the server refuses it (expired credentials, a limit): a new process tries.
+        if client.last_error is not None and health is not None and not health.stopping:
+            health.fail(f"NATS at {where} closed the connection: {client.last_error}")
 
+    async def failed(error: Exception) -> None:
+        nonlocal last_error
+        last_error = str(error) or type(error).__name__
+        log.debug("nats_error", error=last_error)
+
+    options = connection_options(settings, name) | {
+        # Left to itself, the client would dial for ever without a word; this way it comes back after two attempts.
+        "max_reconnect_attempts": 1,
+        "reconnect_to_server_handler": _next_dial,
+        "disconnected_cb": disconnected,
+        "closed_cb": closed,
+        "reconnected_cb": reconnected,
+        "error_cb": failed,
+    }
     report(False, f"waiting for NATS at {where}")
     wait = FIRST_WAIT_SECONDS
-    said = False
     while True:
+        client = Client()
         try:
-            client = await nats.connect(
-                **connection_options(settings, name),
-                disconnected_cb=disconnected,
-                reconnected_cb=reconnected,
-                error_cb=failed,
-            )
+            await client.connect(**options)
         except (OSError, NatsError, TimeoutError) as error:
-            if not said:
-                log.info("waiting_for_nats", server=where, error=str(error) or type(error).__name__)
-                said = True
-            report(False, f"waiting for NATS at {where}: {str(error) or type(error).__name__}")
+            reason = last_error or str(error) or type(error).__name__
+            if reports.allow(reason) is not None:
+                log.warning("waiting_for_nats", server=where, error=reason)
+            report(False, f"waiting for NATS at {where}: {reason}")
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(LONGEST_WAIT_SECONDS, wait * 2)
             continue
+        client.options["max_reconnect_attempts"] = -1
         report(True)
         log.info("nats_connected", server=where)
         return client
+
+
+def _next_dial(servers: list[Server], information: dict[str, Any]) -> tuple[Server, float]:
+    """After a loss: the server tried least, after a pause that grows and differs between processes."""
+    server = min(servers, key=lambda candidate: candidate.reconnects)
+    wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** min(server.reconnects, 10))
+    return server, wait * random.uniform(0.5, 1.0)
 
 
 def connection_options(settings: NatsSettings, name: str) -> dict[str, Any]:
@@ -101,7 +115,10 @@ def connection_options(settings: NatsSettings, name: str) -> dict[str, Any]:
         "connect_timeout": settings.connect_timeout,
         "allow_reconnect": True,
         "max_reconnect_attempts": -1,
-        "reconnect_time_wait": 0.25,
+        "reconnect_time_wait": random.uniform(0.2, 0.4),
+        # A server that hangs without closing its connections is given up after two unanswered pings.
+        "ping_interval": PING_SECONDS,
+        "max_outstanding_pings": 2,
         "pending_size": PENDING_BYTES,
     }
     if settings.user is not None:

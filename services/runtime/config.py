@@ -5,6 +5,7 @@
 
 import difflib
 import os
+import re
 import types
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -21,6 +22,8 @@ from services.runtime.settings import LoggingSettings, NatsSettings, RedisSettin
 ENVIRONMENT_PREFIX = "KVROUTE_"
 FILE_VARIABLE = "KVROUTE_CONFIG"
 MAX_FILE_BYTES = 1024 * 1024
+# Kubernetes describes every Service of the namespace to every Pod; one called kvroute-... looks like a setting.
+_SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?$")
 _SHELL_VARIABLES = {FILE_VARIABLE, "KVROUTE_IMAGE", "KVROUTE_TEST_CACHE", "KVROUTE_VLLM_PYTHON"}
 
 
@@ -79,6 +82,8 @@ def _merge_environment(values: dict[str, Any], variables: dict[str, str]) -> lis
     merged = []
     for name in sorted(variables):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in _SHELL_VARIABLES:
+            continue
+        if "__" not in name and _SERVICE_LINK.search(name):
             continue
         key = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
         target = values

@@ -1,6 +1,7 @@
 """Liveness and readiness: named conditions with reasons, served on /livez and /readyz beside /metrics."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import orjson
@@ -28,6 +29,7 @@ class Health:
         self.service = service
         self.stopping = False
         self.notes: dict[str, str] = {}
+        self.on_failure: Callable[[str], None] = lambda reason: None
         self._conditions: dict[str, Condition] = {}
 
     def set(self, condition: str, ok: bool, reason: str = "") -> bool:
@@ -45,6 +47,11 @@ class Health:
             self.notes[name] = text
         else:
             self.notes.pop(name, None)
+
+    def fail(self, reason: str) -> None:
+        """What this process cannot recover from: it stops, for its supervisor to start another."""
+        self.set("failed", False, reason)
+        self.on_failure(reason)
 
     @property
     def ready(self) -> bool:

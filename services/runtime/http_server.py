@@ -7,7 +7,11 @@ from typing import Any
 
 import uvicorn
 
+from services.runtime.logging import get_logger
+
 BACKLOG = 2048
+
+log = get_logger("http")
 
 
 class _Server(uvicorn.Server):
@@ -72,6 +76,7 @@ class HttpServer:
         self._reuse_port = reuse_port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
+        self._cutting_off = False
 
     @property
     def port(self) -> int:
@@ -83,10 +88,11 @@ class HttpServer:
         listener = bind(self._host, self._port, self._reuse_port)
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
-            self._app,
+            self._serve,
             log_config=None,
             access_log=False,
             lifespan="off",
+            interface="asgi3",
             http="httptools",
             ws="none",
             server_header=False,
@@ -110,14 +116,32 @@ class HttpServer:
         server.should_exit = True
         done, _ = await asyncio.wait({task}, timeout=grace)
         if not done:
-            server.force_exit = True
-            for connection in list(server.server_state.connections):
-                transport = getattr(connection, "transport", None)
-                if transport is not None:
-                    transport.abort()
-            for request in list(server.server_state.tasks):
-                request.cancel()
+            await self._cut_off(server)
             await asyncio.wait({task}, timeout=1.0)
             if not task.done():
                 task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+    async def _cut_off(self, server: _Server) -> None:
+        """End every connection and request. One idle stream must not keep the process alive."""
+        requests = set(server.server_state.tasks)
+        log.info("requests_cut_off", port=self._port, requests=len(requests))
+        self._cutting_off = True
+        server.force_exit = True
+        for connection in list(server.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+        if requests:
+            # Told of the lost connection, most end by themselves.
+            _, requests = await asyncio.wait(requests, timeout=0.1)
+        for request in requests:
+            request.cancel()
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            # Otherwise uvicorn reports each request cut off as a fault of the application, with a trace.
+            if not self._cutting_off:
+                raise

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import sys
 import time
 from typing import Any, TextIO
@@ -14,15 +15,26 @@ from services.runtime.settings import LoggingSettings
 
 KV_EVENT = "kv_event"
 INFO_STATES = frozenset({"matched", "confirmed", "pending_expired"})
-MAX_TEXT = 2000
+MAX_TEXT = 4000
 MAX_DEPTH = 6
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 _kv_event_level = _LEVELS["info"]
 
 
+_USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*@")
+
+
+def masked(text: str) -> str:
+    """The text with user and password of every URL in it replaced by ``***``."""
+    return _USER_IN_URL.sub("***@", text) if "://" in text and "@" in text else text
+
+
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value that JSON can carry: keys become text, bytes hex, NaN text, lone surrogates escapes; long text is cut."""
+    """A value that JSON can carry: keys become text, bytes hex, NaN text, lone surrogates escapes.
+
+    Long text is cut, users and passwords in URLs are masked.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -30,8 +42,9 @@ def plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
-        text = value if len(value) <= MAX_TEXT else value[:MAX_TEXT] + "…"
-        return text.encode("utf-8", "backslashreplace").decode()
+        # The end is kept as well: in a traceback it says what went wrong.
+        text = value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT // 2]} … {value[-MAX_TEXT // 2 :]}"
+        return masked(text).encode("utf-8", "backslashreplace").decode()
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value[:64]).hex()
     if depth >= MAX_DEPTH:
@@ -79,9 +92,15 @@ def configure_logging(service: str, settings: LoggingSettings, stream: TextIO | 
     on_terminal = target.isatty() if hasattr(target, "isatty") else False
     console = settings.format == "console" or (settings.format == "auto" and on_terminal)
     renderer: Any = structlog.dev.ConsoleRenderer(colors=on_terminal) if console else _json
+
+    def add_service(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+        event["service"] = service
+        return event
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_service,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -93,7 +112,6 @@ def configure_logging(service: str, settings: LoggingSettings, stream: TextIO | 
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()
-    structlog.contextvars.bind_contextvars(service=service)
     handler = _ToStructlog()
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for noisy in ("nats", "faststream", "uvicorn", "uvicorn.error", "uvicorn.access", "httpx"):

@@ -158,14 +158,12 @@ class RegistryWatch:
         reconnects = self._reconnects()
         try:
             while True:
+                # A list from time to time heals what an ordered consumer may miss while a server restarts.
+                if asyncio.get_running_loop().time() - listed_at > RELIST_SECONDS or self._reconnects() != reconnects:
+                    return
                 try:
                     entry = await watcher.updates(timeout=1.0)  # type: ignore[no-untyped-call]
                 except TimeoutError:
-                    # A list from time to time heals what an ordered consumer may miss while a server restarts.
-                    if asyncio.get_running_loop().time() - listed_at > RELIST_SECONDS:
-                        return
-                    if self._reconnects() != reconnects:
-                        return
                     continue
                 if entry is None:
                     if fresh is not None:
@@ -195,4 +193,8 @@ class RegistryWatch:
         self.registry = registry
         self._changed.set()
         if self._on_change is not None and (changed or not self._complete.is_set()):
-            self._on_change(registry)
+            try:
+                self._on_change(registry)
+            except Exception:
+                # One bad change must not end the watch.
+                log.exception("registry_change_failed")

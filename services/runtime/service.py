@@ -50,9 +50,20 @@ async def _run(name: str, start: Start, config: Config) -> int:
     working = asyncio.create_task(_work(start, config, health, started, stop), name=name)
     loop = asyncio.get_running_loop()
 
+    failures: list[str] = []
+
     def on_signal(number: int) -> None:
+        log.info("stopping_at_once" if stop.is_set() else "stopping", signal=signal.Signals(number).name)
+        begin_to_stop()
+
+    def on_failure(reason: str) -> None:
+        log.error("failed", error=reason)
+        failures.append(reason)
+        if not stop.is_set():
+            begin_to_stop()
+
+    def begin_to_stop() -> None:
         first = not stop.is_set()
-        log.info("stopping" if first else "stopping_at_once", signal=signal.Signals(number).name)
         health.stopping = True
         stop.set()
         if first and started.is_set():
@@ -60,6 +71,7 @@ async def _run(name: str, start: Start, config: Config) -> int:
         else:
             working.cancel()
 
+    health.on_failure = on_failure
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
     try:
@@ -74,7 +86,7 @@ async def _run(name: str, start: Start, config: Config) -> int:
         log.exception("failed")
         return EXIT_FAILED
     log.info("stopped")
-    return EXIT_STOPPED
+    return EXIT_FAILED if failures else EXIT_STOPPED
 
 
 def _give_up(working: asyncio.Task[None], grace: float) -> None:

@@ -1,10 +1,12 @@
 """Settings that every service shares: NATS, Redis, logging, shutdown."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 HOUR = 3600.0
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 class _Section(BaseModel):
@@ -14,7 +16,7 @@ class _Section(BaseModel):
 class NatsSettings(_Section):
     """Where NATS is and how much its streams keep. Times in seconds, sizes in bytes."""
 
-    url: str = Field("nats://127.0.0.1:4222", description="server URL, several separated by commas")
+    url: str = Field("nats://127.0.0.1:4222", repr=False, description="server URL, several separated by commas")
     user: str | None = None
     password: SecretStr | None = None
     token: SecretStr | None = None
@@ -26,6 +28,23 @@ class NatsSettings(_Section):
     stream_max_age: float = Field(24 * HOUR, gt=0, description="how long events are kept")
     stream_max_bytes: int = Field(2 * 1024**3, ge=1024**2, description="how much each stream keeps")
     duplicate_window: float = Field(120.0, gt=0, description="how long Nats-Msg-Ids are remembered")
+
+    @field_validator("url")
+    @classmethod
+    def _names_servers(cls, value: str) -> str:
+        servers = [url.strip() for url in value.split(",") if url.strip()]
+        if not servers:
+            raise ValueError("is empty; write nats://host:4222, several separated by commas")
+        for url in servers:
+            try:
+                parts = urlsplit(url if "://" in url else f"nats://{url}")
+                usable = parts.scheme in NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
+            except ValueError:
+                usable = False
+            if not usable:
+                # The URL itself is not repeated: there may be a password in it.
+                raise ValueError("is not a NATS server; write nats://host:4222, several separated by commas")
+        return value
 
     def servers(self) -> list[str]:
         """The server URLs one by one."""

@@ -15,9 +15,6 @@ import nats
 import pytest
 from nats.aio.client import Client
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
-from starlette.routing import Route
 
 from schemas.events import StateNote, decode_state_note
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
@@ -98,6 +95,22 @@ async def test_an_unreadable_record_is_skipped_and_the_watch_goes_on(nats_client
     await watch.stop()
 
 
+async def test_a_change_that_its_listener_cannot_handle_does_not_end_the_watch(nats_client: Client) -> None:
+    js = nats_client.jetstream()
+    await ensure_streams(js, NatsSettings())
+    store = RegistryStore(js)
+
+    def refuse(registry: Registry) -> None:
+        raise KeyError("no such thing")
+
+    watch = RegistryWatch(js, refuse)
+    await watch.start()
+    for name in ("a", "b"):
+        assert await watch.wait_for_revision(await store.put(engine(name)))
+    assert set(watch.registry.engines) == {("a", 0), ("b", 0)}
+    await watch.stop()
+
+
 async def test_na_01_the_watch_lists_everything_again_after_the_server_was_killed(tmp_path: Path) -> None:
     server = make_nats_server(tmp_path)
     server.start()
@@ -166,22 +179,61 @@ async def test_an_occupied_port_is_named_in_the_error() -> None:
             await HttpServer(Starlette(), "127.0.0.1", port).start()
 
 
-async def test_ht_01_an_open_stream_does_not_keep_the_server_from_stopping() -> None:
-    async def endless(request: Request) -> StreamingResponse:
-        async def body() -> object:
-            while True:
-                yield b"data: x\n\n"
-                await asyncio.sleep(3600)
+STREAMING_SERVICE = """
+import asyncio, contextlib, sys
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from services.runtime.http_server import HttpServer
+from services.runtime.service import run_service
 
-        return StreamingResponse(body(), media_type="text/event-stream")  # type: ignore[arg-type]
+async def stream(request):
+    async def body():
+        while True:
+            yield b"data: x"
+            await asyncio.sleep(3600)
+    return StreamingResponse(body(), media_type="text/event-stream")
 
-    server = HttpServer(Starlette(routes=[Route("/events", endless)]), "127.0.0.1", 0)
+async def poll(request):
+    await asyncio.sleep(3600)
+    return Response("late")
+
+@contextlib.asynccontextmanager
+async def start(config, health):
+    server = HttpServer(Starlette(routes=[Route("/stream", stream), Route("/poll", poll)]), "127.0.0.1", 0)
     await server.start()
-    async with httpx.AsyncClient() as client, client.stream("GET", f"http://127.0.0.1:{server.port}/events") as answer:
-        assert answer.status_code == 200
-        before = time.monotonic()
-        await server.stop(grace=0.3)
-        assert time.monotonic() - before < 2.5
+    print(server.port, flush=True)
+    try:
+        yield
+    finally:
+        await server.stop(0.3)
+        print("flushed", flush=True)
+
+sys.exit(run_service("router", start, []))
+"""
+
+
+def test_ht_01_open_streams_and_long_polls_keep_no_process_alive_and_leave_no_trace() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STREAMING_SERVICE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    for client, path in zip(clients, ("/stream", "/poll", None), strict=True):
+        if path is not None:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert b"200 OK" in clients[0].recv(1000)
+    before = time.monotonic()
+    process.terminate()
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert time.monotonic() - before < 5
+    assert output == "flushed\n"
+    assert "Traceback" not in errors
+    assert "CancelledError" not in errors
+    for client in clients:
+        client.close()
 
 
 SERVICE = """

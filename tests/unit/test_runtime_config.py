@@ -78,3 +78,26 @@ def test_secrets_do_not_show_in_representations() -> None:
     assert "s3cret" not in repr(config)
     assert config.nats.token is not None
     assert config.nats.token.get_secret_value() == "s3cret"
+
+
+def test_what_kubernetes_says_of_services_is_not_taken_for_settings() -> None:
+    config = load_config(
+        environment={
+            "KVROUTE_ROUTER_SERVICE_HOST": "10.0.0.1",
+            "KVROUTE_ROUTER_SERVICE_PORT_HTTP": "13333",
+            "KVROUTE_ROUTER_PORT": "tcp://10.0.0.1:13333",
+            "KVROUTE_ROUTER_PORT_13333_TCP_ADDR": "10.0.0.1",
+        }
+    )
+    assert config.router.port == 13333
+
+
+@pytest.mark.parametrize("url", ["", " , ", "http://host:4222", "nats://", "nats://host:port", "nats://u:s3cret@:4222"])
+def test_a_nats_url_that_can_never_work_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"nats\.url: .*write nats://host:4222") as caught:
+        load_config(environment={"KVROUTE_NATS__URL": url})
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_password_in_the_nats_url_does_not_show_in_representations() -> None:
+    assert "s3cret" not in repr(load_config(environment={"KVROUTE_NATS__URL": "nats://me:s3cret@host:4222"}))

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -141,3 +142,43 @@ def test_the_time_stamp_has_no_local_offset() -> None:
     stream = configured(format="json")
     get_logger("test").info("x")
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", str(lines(stream)[0]["timestamp"]))
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_users_and_passwords_in_urls_are_masked_wherever_they_stand(form: str) -> None:
+    stream = configured(format=form)
+    try:
+        raise OSError("no way to redis://user:s3cret@host:6379/0")
+    except OSError:
+        get_logger("test").exception(
+            "failed", where=["nats://me:s3cret@a:1,nats://me:s3cret@b:2"], s={"u": "tls://t0ken@h"}
+        )
+    assert "s3cret" not in stream.getvalue()
+    assert "t0ken" not in stream.getvalue()
+    assert "nats://***@a:1,nats://***@b:2" in stream.getvalue()
+
+
+def test_a_long_text_keeps_its_end_where_a_trace_names_the_error() -> None:
+    stream = configured(format="json")
+    get_logger("test").info("long", exception="x" * 100_000 + "ValueError: this one")
+    assert len(stream.getvalue()) < 5000
+    assert str(lines(stream)[0]["exception"]).endswith("ValueError: this one")
+
+
+async def test_lg_03_a_cancelled_request_leaves_nothing_behind_and_threads_name_the_service() -> None:
+    stream = configured(format="json")
+
+    async def handle() -> None:
+        with structlog.contextvars.bound_contextvars(request_id=1):
+            await asyncio.sleep(3600)
+
+    task = asyncio.create_task(handle())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    thread = threading.Thread(target=get_logger("test").info, args=("from a thread",))
+    thread.start()
+    thread.join()
+    (line,) = lines(stream)
+    assert "request_id" not in line
+    assert line["service"] == "router"
