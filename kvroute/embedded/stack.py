@@ -28,8 +28,8 @@ from kvroute.embedded.servers import (
     start_server,
 )
 from kvroute.embedded.supervised import Supervised
-from services.runtime.broker import masked
 from services.runtime.config import Config, load_config
+from services.runtime.logging import masked
 
 KILL_AFTER_GRACE_SECONDS = 2.0
 SERVER_GRACE_SECONDS = 5.0
