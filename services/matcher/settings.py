@@ -21,4 +21,4 @@ class MatcherSettings(BaseModel):
 
     batch_size: int = Field(256, ge=1, le=4096, description="messages taken from the stream at once")
     batch_wait: float = Field(0.005, gt=0, le=1, description="how long a batch is collected")
-    lease_ttl: float = Field(3.0, gt=0.2, description="how soon another replica takes over when this one is gone")
+    lease_ttl: float = Field(5.0, gt=0.2, description="how soon another replica takes over when this one is gone")

@@ -11,6 +11,7 @@ import httpx
 import nats
 import zmq.asyncio
 from nats.aio.client import Client
+from nats.js.errors import NotFoundError
 
 from kvroute.sim.memcache_events import MetaServiceNames
 from kvroute.sim.memcache_events import encode_batch as encode_pool_batch
@@ -154,7 +155,11 @@ class Pipeline:
         events = (await self._js.stream_info(EVENTS_STREAM)).state.last_seq
 
         async def matched() -> bool:
-            info = await self._js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)
+            try:
+                info = await self._js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)
+            except NotFoundError:
+                # A matcher that has just taken the lease makes its consumer anew.
+                return False
             return info.ack_floor is not None and info.ack_floor.stream_seq >= events
 
         await eventually(matched, True)
