@@ -1,80 +1,56 @@
 """One stack for all end-to-end tests: NATS, Redis and the four services as processes; tests use names of their own."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import Future
 
 import pytest
 
-from tests.conftest import free_port, make_nats_server, make_redis_server
+from kvroute.embedded import EmbeddedStack, StackOptions
 from tests.e2e.support import Pipeline, Router
 
-ROOT = Path(__file__).parents[2]
-START_SECONDS = 60.0
+START_SECONDS = 90.0
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Where the running system is reached."""
+class StackThread:
+    """Runs the embedded stack in a thread and an event loop of its own: tests have a new loop each."""
 
-    nats_url: str
-    router_url: str
-    ingest_url: str
-    matcher_url: str
-    inference_url: str
-    management_url: str
+    def __init__(self) -> None:
+        self.stack: Future[EmbeddedStack] = Future()
+        self.said: list[str] = []
+        self._stop: Future[None] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="stack", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set_result(None)
+        self._thread.join(timeout=30.0)
+        assert not self._thread.is_alive(), f"the stack does not stop: {self.said[-5:]}"
+
+    async def _run(self) -> None:
+        try:
+            async with EmbeddedStack(StackOptions(any_ports=True), say=self.said.append) as stack:
+                self.stack.set_result(stack)
+                await asyncio.wrap_future(self._stop)
+        except BaseException as error:
+            if self.stack.done():
+                raise
+            self.stack.set_exception(error)
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack() -> Iterator[EmbeddedStack]:
     """The whole system on free ports, ready."""
-    folder = tmp_path_factory.mktemp("stack")
-    names = ("router", "ingest", "matcher", "inference", "management", "metrics")
-    ports = dict(zip(names, (free_port() for _ in names), strict=True))
-    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    with contextlib.ExitStack() as cleanup:
-        nats, redis = make_nats_server(folder / "nats"), make_redis_server(folder)
-        for server in (nats, redis):
-            cleanup.callback(server.stop)
-            server.start()
-        environment = os.environ | {
-            "PYTHONPATH": str(ROOT),
-            "KVROUTE_NATS__URL": nats.url,
-            "KVROUTE_REDIS__URL": redis.url,
-            "KVROUTE_ROUTER__PORT": str(ports["router"]),
-            "KVROUTE_INGEST__PORT": str(ports["ingest"]),
-            "KVROUTE_MATCHER__PORT": str(ports["matcher"]),
-            "KVROUTE_COORDINATOR__INFERENCE_PORT": str(ports["inference"]),
-            "KVROUTE_COORDINATOR__MANAGEMENT_PORT": str(ports["management"]),
-            "KVROUTE_COORDINATOR__METRICS_PORT": str(ports["metrics"]),
-            "KVROUTE_COORDINATOR__FRONT_DOOR__ROUTER_URL": urls["router"],
-        }
-        services = {}
-        for service in ("ingest", "matcher", "router", "coordinator"):
-            log = cleanup.enter_context((folder / f"{service}.log").open("wb"))
-            command = [sys.executable, "-m", f"services.{service}"]
-            services[service] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT)
-            cleanup.callback(services[service].kill)
-        for service, process in services.items():
-            url = urls["management" if service == "coordinator" else service]
-            _wait_ready(process, f"{url}/readyz", folder / f"{service}.log")
-        yield Stack(nats.url, urls["router"], urls["ingest"], urls["matcher"], urls["inference"], urls["management"])
-        for process in services.values():
-            process.send_signal(signal.SIGTERM)
-        codes = {service: process.wait(timeout=20) for service, process in services.items()}
-    assert set(codes.values()) == {0}, codes
+    thread = StackThread()
+    yield thread.stack.result(timeout=START_SECONDS)
+    thread.stop()
+    unexpected = [text for text in thread.said if "started again" in text or "was killed" in text]
+    assert unexpected == []
 
 
 @pytest.fixture
-async def router(stack: Stack) -> AsyncIterator[Router]:
+async def router(stack: EmbeddedStack) -> AsyncIterator[Router]:
     """A client of the router."""
     router = Router(stack.router_url)
     yield router
@@ -82,23 +58,8 @@ async def router(stack: Stack) -> AsyncIterator[Router]:
 
 
 @pytest.fixture
-async def pipeline(stack: Stack) -> AsyncIterator[Pipeline]:
+async def pipeline(stack: EmbeddedStack) -> AsyncIterator[Pipeline]:
     """Knows when everything that was published has reached the router."""
-    pipeline = await Pipeline.connect(stack.nats_url, stack.ingest_url, stack.router_url)
+    pipeline = await Pipeline.connect(stack.nats_url, stack.addresses.url("ingest"), stack.router_url)
     yield pipeline
     await pipeline.close()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up = time.monotonic() + START_SECONDS
-    reason = ""
-    while process.poll() is None and time.monotonic() < give_up:
-        try:
-            with urllib.request.urlopen(url, timeout=2.0):
-                return
-        except urllib.error.HTTPError as error:
-            reason = error.read().decode()
-        except OSError as error:
-            reason = str(error)
-        time.sleep(0.05)
-    raise AssertionError(f"{url} is not ready: {reason}\n{log.read_text()[-3000:]}")

@@ -16,13 +16,6 @@ NODE = "127.0.0.5"
 DECODE_NODE = "10.244.0.9"
 
 
-@pytest.fixture
-async def context() -> AsyncIterator[zmq.asyncio.Context]:
-    context = zmq.asyncio.Context()
-    yield context
-    context.destroy(linger=0)
-
-
 def stored(hashes: list[int], tokens: list[int], medium: str, parent: int | None = None) -> BlockStored:
     return BlockStored(
         block_hashes=[*hashes],
@@ -38,7 +31,8 @@ def stored(hashes: list[int], tokens: list[int], medium: str, parent: int | None
 class Node:
     """One prefill engine and one pool, registered for a model of their own."""
 
-    def __init__(self, context: zmq.asyncio.Context, router: Router) -> None:
+    def __init__(self, router: Router) -> None:
+        self._context = context = zmq.asyncio.Context()
         self.router = router
         self.model = unique("worked")
         self.name = unique("vllm-prefill")
@@ -49,6 +43,11 @@ class Node:
     async def register(self) -> None:
         await self.router.register_engine(self.model, self.name, self.engine.publisher, BLOCK_SIZE)
         await self.router.register_pool(self.model, unique("memcache-pool"), self.pool.publisher, BLOCK_SIZE)
+
+    async def close(self) -> None:
+        await self.engine.publisher.close()
+        await self.pool.publisher.close()
+        self._context.destroy(linger=0)
 
     async def counts(self) -> Counts:
         return await self.router.counts(self.model, BLOCK_SIZE, TOKENS, self.name)
@@ -77,10 +76,11 @@ class Node:
 
 
 @pytest.fixture
-async def node(context: zmq.asyncio.Context, router: Router) -> Node:
-    node = Node(context, router)
+async def node(router: Router) -> AsyncIterator[Node]:
+    node = Node(router)
     await node.register()
-    return node
+    yield node
+    await node.close()
 
 
 def test_content_hashes_equal_the_check_vectors() -> None:
