@@ -111,14 +111,14 @@ class Replica:
         self._matcher = Matcher(
             self._store, self._js, self.fences, self._reporter, self._health, self._lease.epoch, created
         )
-        subscriber = make_subscriber(
-            self._broker, self._handler(created), self._settings.batch_size, self._settings.batch_wait
-        )
+        taken: asyncio.Queue[Msg] = asyncio.Queue(self._settings.batch_size)
+        subscriber = make_subscriber(self._broker, taken.put)
         await subscriber.start()
         self._health.set("role", True)
         log.info("leading", epoch=self._lease.epoch, first_sequence=first)
         watchers = [
-            asyncio.create_task(self._keep_lease(), name="lease"),
+            asyncio.create_task(self._lease.keep(), name="lease"),
+            asyncio.create_task(self._consume(taken, created), name="consume"),
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._forget_gone(), name="forget"),
             asyncio.create_task(self._watch_stream(created), name="stream"),
@@ -141,15 +141,17 @@ class Replica:
             reasons = [str(result) for result in results if isinstance(result, Exception | str) and str(result)]
             log.info("stopped_leading", epoch=self._lease.epoch, reasons=reasons)
 
-    def _handler(self, created: int) -> Any:
-        async def on_batch(messages: list[Msg]) -> None:
+    async def _consume(self, taken: asyncio.Queue[Msg], created: int) -> None:
+        """Whatever has come while the last batch was on its way is the next batch."""
+        while not self._lost.is_set():
+            messages = [await taken.get()]
+            while not taken.empty() and len(messages) < self._settings.batch_size:
+                messages.append(taken.get_nowait())
             matcher = self._matcher
-            if matcher is None or self._lost.is_set():
+            if matcher is None:
                 return
             self._busy = asyncio.create_task(self._work(matcher, messages, created), name="batch")
             await asyncio.shield(self._busy)
-
-        return on_batch
 
     async def _work(self, matcher: Matcher, messages: Sequence[Msg], created: int) -> None:
         fresh = [message for message in messages if message.metadata.sequence.stream > self._position]
@@ -183,9 +185,6 @@ class Replica:
                 log.warning("message_refused", subject=message.subject, sequence=sequence, error=str(error))
             await self._nc.publish(DEAD_SUBJECT, message.data)
             return Incoming(sequence, None)
-
-    async def _keep_lease(self) -> str:
-        return await self._lease.keep()
 
     async def _sweep(self) -> None:
         while True:

@@ -19,6 +19,5 @@ class MatcherSettings(BaseModel):
     max_content: int = Field(4_000_000, ge=4, description="blocks of one space whose content is remembered at most")
     sweep_interval: float = Field(1.0, gt=0, description="how often expired waiting entries are collected")
 
-    batch_size: int = Field(256, ge=1, le=4096, description="messages taken from the stream at once")
-    batch_wait: float = Field(0.005, gt=0, le=1, description="how long a batch is collected")
+    batch_size: int = Field(256, ge=1, le=4096, description="messages handled together at most")
     lease_ttl: float = Field(5.0, gt=0.2, description="how soon another replica takes over when this one is gone")

@@ -1,4 +1,4 @@
-"""The FastStream side: a batch pull subscriber on the durable consumer of KV_EVENTS, with raw messages.
+"""The FastStream side: a pull subscriber on the durable consumer of KV_EVENTS, with raw messages.
 
 The consumer is made anew whenever a replica becomes active, at the first message that is not known to be done:
 JetStream would otherwise mix redelivered and new messages, and order within a publisher would be lost.
@@ -26,7 +26,9 @@ ACK_WAIT_SECONDS = 60.0
 TITLE = "kv.events"
 DESCRIPTION = "Canonical event batches (schemas.events.EventBatch, msgpack) of every engine rank and pool"
 
-OnBatch = Callable[[list[Msg]], Awaitable[None]]
+PULL_SECONDS = 5.0
+
+OnMessage = Callable[[Msg], Awaitable[None]]
 
 
 def make_broker(settings: NatsSettings, name: str) -> NatsBroker:
@@ -73,18 +75,22 @@ async def _raw(message: NatsMessage) -> Any:
     return message.raw_message
 
 
-def make_subscriber(broker: NatsBroker, on_batch: OnBatch, batch_size: int, batch_wait: float) -> Any:
-    """A subscriber that is not started yet; its handler gets lists of nats.aio.msg.Msg and acknowledges itself."""
+def make_subscriber(broker: NatsBroker, on_message: OnMessage) -> Any:
+    """A subscriber that is not started yet; its handler gets nats.aio.msg.Msg, and acknowledging is left to others.
+
+    One message a pull: it comes at once. (A pull for many waits until it has as many or its time is over, and short
+    times make nats-py lose deliveries until a pull that nobody reads any more has expired.)
+    """
     subscriber = broker.subscriber(
         EVENTS_ALL,
         stream=EVENTS_STREAM,
         durable=MATCHER_CONSUMER,
-        pull_sub=PullSub(batch_size=batch_size, timeout=batch_wait, batch=True),
+        pull_sub=PullSub(batch_size=1, timeout=PULL_SECONDS),
         ack_policy=AckPolicy.MANUAL,
         decoder=_raw,
         persistent=False,
         title=TITLE,
         description=DESCRIPTION,
     )
-    subscriber(on_batch)
+    subscriber(on_message)
     return subscriber
