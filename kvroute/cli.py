@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvroute import __version__
-from kvroute.commands import config, sim, tap, up
+from kvroute.commands import config, demo, sim, tap, up
 
 app = typer.Typer(
     name="kvroute",
@@ -17,6 +17,7 @@ app = typer.Typer(
     epilog="`kvroute COMMAND --help` explains a command. The services also run one by one: python -m services.router "
     "(ingest, matcher, coordinator).",
 )
+app.command()(demo.demo)
 app.command()(up.up)
 app.command()(tap.tap)
 app.add_typer(config.app, name="config")
