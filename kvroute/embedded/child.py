@@ -100,6 +100,7 @@ class Child:
         while chunk := await stream.read(MAX_LINE):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > MAX_LINE:
+                # A line without an end must not fill the memory: it becomes several.
                 lines.append(rest)
                 rest = b""
             for line in lines:
@@ -108,7 +109,7 @@ class Child:
             self._take(rest)
 
     def _take(self, line: bytes) -> None:
-        text = line[:MAX_LINE].decode("utf-8", "replace").rstrip()
+        text = line.decode("utf-8", "replace").rstrip()
         if text:
             self.last_lines.append(text)
             self._on_line(text)
