@@ -5,8 +5,8 @@ Semantics, equal for every implementation (one behaviour suite runs against all 
 * A *holder* is a small integer given out by the caller: a worker (instance, dp_rank) or a pool location.
 * A *domain* is a small integer: the name space of engine hashes. A worker has its own; all locations of a pool share
   one.
-* ``names``: (domain, engine_hash) -> prefix_key, kept while any holder whose domain it is holds that key in any tier.
-  A later store of the same name under another key replaces the name.
+* ``names``: (domain, engine_hash) -> prefix_key: what was said of the name last, as long as any holder of the domain
+  claims it. A holder that names a block twice under different hashes has it until both are removed.
 * ``stored`` resolves the parent in ``domain``, then in ``parent_domain``. Unknown parent: the chain waits in a
   bounded room and is
   attached when that name appears in either domain; it is never treated as a root.
