@@ -46,6 +46,7 @@ class RouterApi:
         self._query = QueryRoutes(spaces, settings)
         routes = [
             *registration_routes(registrar),
+            *(Route(path, _only_post, methods=["POST"]) for path in sorted(HOT_PATHS)),
             Route("/events", self._events, methods=["POST"]),
             Route("/workers", self._workers),
             Route("/health", _health),
@@ -92,6 +93,11 @@ class RouterApi:
             body = {"status": "partial", "events_applied": posted.applied, "errors": list(posted.errors)}
             return answer(500, body)
         return answer(200, {"status": "ok", "events_applied": posted.applied})
+
+
+async def _only_post(request: Request) -> Response:
+    """Never reached: POST to a hot path is answered before; the route makes every other method a 405."""
+    raise AssertionError(request.url.path)
 
 
 async def _health(request: Request) -> Response:

@@ -61,7 +61,11 @@ async def read_body(receive: Receive, limit: int) -> bytes:
 
 async def send_response(send: Send, status: int, body: bytes, media_type: bytes) -> None:
     """A complete response."""
-    headers = [(b"content-type", media_type), (b"content-length", str(len(body)).encode())]
+    headers = [
+        (b"content-type", media_type),
+        (b"content-length", str(len(body)).encode()),
+        (b"access-control-allow-origin", b"*"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
