@@ -15,13 +15,18 @@ from kvroute.embedded.servers import accepts, nats_command, redis_command
 from schemas.subjects import DEAD_STREAM, EVENTS_STREAM, INDEX_STREAM, REGISTRY_BUCKET, SNAPSHOT_BUCKET
 
 START_SECONDS = 20.0
+_PORTS_GIVEN: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that was free a moment ago and was not handed out before in this process."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _PORTS_GIVEN:
+            _PORTS_GIVEN.add(port)
+            return port
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
