@@ -62,6 +62,21 @@ class ClusterClient:
         """Close all connections."""
         await self._http.aclose()
 
+    async def wait_until_reachable(self, deadline: float) -> None:
+        """Wait until router and engines answer and every rank is registered."""
+        ranks = {(worker.instance_id, worker.dp_rank) for worker in self.cluster.workers}
+
+        async def reachable() -> bool:
+            try:
+                for url in self.cluster.engines.values():
+                    (await self._http.get(f"{url}/health")).raise_for_status()
+                known = {(worker.instance_id, worker.dp_rank) for worker in (await self.holdings()).npu}
+            except httpx.HTTPError:
+                return False
+            return ranks <= known
+
+        await wait_until(reachable, deadline, "the router and every engine")
+
     async def holdings(self) -> Holdings:
         """What lies where, from the router's /workers."""
         response = await self._http.get(f"{self.cluster.router_url}/workers")

@@ -17,6 +17,7 @@ from kvroute.sim.rank_server import Prompt
 
 WARM_UP_SECONDS = 20.0
 VISIBLE_SECONDS = 10.0
+REACHABLE_SECONDS = 90.0
 EXAMPLE_TOKENS = list(range(1, 98))
 EXIT_AHEAD = 0
 EXIT_NOT_AHEAD = 1
@@ -48,6 +49,23 @@ async def run_demo(view: View, *, once: bool, shape: Shape | None = None) -> int
             view.note("\nserving until Ctrl-C ...")
             await stack.wait_failed()
         view.note("stopping ...")
+    return EXIT_AHEAD if is_ahead(comparison.cache_aware, comparison.round_robin) else EXIT_NOT_AHEAD
+
+
+async def run_load(view: View, cluster: Cluster, shape: Shape | None = None) -> int:
+    """Put the demo's load on a cluster that runs elsewhere, once; the exit code as of run_demo.
+
+    Raises ClusterError, httpx.HTTPError.
+    """
+    async with AsyncExitStack() as cleanup:
+        client = ClusterClient(cluster)
+        cleanup.push_async_callback(client.close)
+        gateway = Gateway(cluster)
+        cleanup.push_async_callback(gateway.close)
+        view.note(f"waiting for {cluster.router_url} and {len(cluster.engines)} engines ...")
+        await client.wait_until_reachable(REACHABLE_SECONDS)
+        await client.warm_up(REACHABLE_SECONDS)
+        comparison = await _compare(client, gateway, conversations(shape or Shape()), view)
     return EXIT_AHEAD if is_ahead(comparison.cache_aware, comparison.round_robin) else EXIT_NOT_AHEAD
 
 
