@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-BACKLOG_WEIGHT = 0.6
-
 
 @dataclass(frozen=True, order=True)
 class Worker:
@@ -47,9 +45,9 @@ def most_saved_time(
     backlog: tokens that a worker still has to compute.
     """
 
-    def saved(worker: Worker) -> tuple[float, int]:
+    def saved(worker: Worker) -> tuple[int, int]:
         match = matches.get(worker, Match())
-        return match.matched_tokens - BACKLOG_WEIGHT * backlog.get(worker, 0), -backlog.get(worker, 0)
+        return match.matched_tokens - backlog.get(worker, 0), -backlog.get(worker, 0)
 
     return max(workers, key=saved)
 

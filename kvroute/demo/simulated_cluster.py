@@ -18,11 +18,11 @@ BLOCK_SIZE = 32
 ENGINES = ("engine-1", "engine-2", "engine-3")
 DP_SIZE = 2
 POOL = "memcache-pool"
-NPU_BLOCKS = 180
+NPU_BLOCKS = 250
 POOL_CPU_BLOCKS = 40
 POOL_DISK_BLOCKS = 30
 DECODE_NODE_BLOCKS = 40
-SPEED = Speed(prefill=3_000.0)
+SPEED = Speed(prefill=2_800.0)
 SEVERAL_LOOPBACK_ADDRESSES = sys.platform == "linux"
 
 

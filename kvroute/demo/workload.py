@@ -12,14 +12,14 @@ VOCABULARY = 32_000
 class Shape:
     """Sizes in tokens, times in seconds. Ranges are inclusive and drawn from uniformly."""
 
-    conversations: int = 30
-    system_prompts: int = 8
-    system_tokens: int = 768
+    conversations: int = 36
+    system_prompts: int = 9
+    system_tokens: int = 1024
     turns: tuple[int, int] = (4, 6)
     question_tokens: tuple[int, int] = (120, 320)
     answer_tokens: int = 24
     think_seconds: tuple[float, float] = (0.6, 1.4)
-    start_window_seconds: float = 6.0
+    start_window_seconds: float = 7.0
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ def test_the_longest_match_wins_while_nobody_waits() -> None:
 
 def test_a_long_queue_outweighs_a_hit() -> None:
     matches = {A: Match(matched_tokens=100)}
-    assert most_saved_time([A, B], matches, {A: 100}) == A
-    assert most_saved_time([A, B], matches, {A: 1000}) == B
+    assert most_saved_time([A, B], matches, {A: 99}) == A
+    assert most_saved_time([A, B], matches, {A: 101}) == B
 
 
 def test_without_any_hit_the_least_loaded_worker_is_taken() -> None:
