@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from kvroute.embedded import EmbeddedStack, StackError, StackOptions
 from kvroute.embedded.up_page import lines_when_up
@@ -57,7 +58,7 @@ async def run_until_told_to_stop(options: StackOptions, console: Console) -> int
         console.print(text, style="bold", markup=False)
 
     def on_line(name: str, line: str) -> None:
-        console.print(f"{name:<11} | {line}", markup=False)
+        console.print(Text.assemble((f"{name:<11} | ", "cyan"), line))
 
     stack = EmbeddedStack(options, say, on_line)
     work = asyncio.create_task(_run(stack, say), name="stack")
