@@ -1,16 +1,16 @@
 """The outer shape that all array batches share: ``[timestamp, events, dp_rank]``, in both orders seen in the field."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from schemas.wire.limits import MAX_EVENTS, Limits
+from schemas.wire.limits import Limits
+from schemas.wire.raw import NIL, is_array, list_view
+from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason, WireError
 
 MILLISECONDS_FROM = 1e11
-
-
-NIL = msgspec.Raw(b"\xc0")
+MAX_DP_RANK = 65_535
 
 
 class _Outer(msgspec.Struct, array_like=True):
@@ -20,18 +20,8 @@ class _Outer(msgspec.Struct, array_like=True):
 
 
 _outer = msgspec.msgpack.Decoder(_Outer)
-_events = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)])
+_events = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _scalar = msgspec.msgpack.Decoder(int | float | None)
-
-
-def is_map(first: int) -> bool:
-    """Whether a msgpack value with this first byte is a map."""
-    return 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)
-
-
-def is_array(first: int) -> bool:
-    """Whether a msgpack value with this first byte is an array."""
-    return 0x90 <= first <= 0x9F or first in (0xDC, 0xDD)
 
 
 def check_payload(payload: bytes, limits: Limits) -> None:
@@ -52,6 +42,16 @@ def seconds(timestamp: object) -> float:
     return value / 1000.0 if value >= MILLISECONDS_FROM else value
 
 
+def event_list(raw: msgspec.Raw, limits: Limits) -> list[msgspec.Raw]:
+    """The undecoded events of a batch. Raises WireError when there are too many or they are no list."""
+    try:
+        list_view(raw, "events", limits.events)
+    except RefusedError as error:
+        shape = error.reason is RejectReason.WRONG_TYPE
+        raise WireError(RejectReason.WRONG_SHAPE if shape else error.reason, error.detail) from None
+    return _events.decode(raw)
+
+
 def split_array_batch(payload: bytes, limits: Limits) -> tuple[float, list[msgspec.Raw], int | None]:
     """Timestamp, undecoded events and dp_rank of an array batch. Raises WireError for a whole unusable message."""
     check_payload(payload, limits)
@@ -61,18 +61,16 @@ def split_array_batch(payload: bytes, limits: Limits) -> tuple[float, list[msgsp
         outer = _outer.decode(payload)
     except msgspec.ValidationError as error:
         raise WireError(RejectReason.WRONG_SHAPE, f"not [timestamp, events, dp_rank]: {error}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except RecursionError:
+        raise WireError(RejectReason.LIMIT, "lists in lists beyond any reader's depth") from None
+    except msgspec.DecodeError as error:
         raise WireError(RejectReason.NOT_MSGPACK, str(error)) from None
     events, rank = outer.second, outer.third
     if not _is_list(events) and _is_list(rank):
         events, rank = rank, events
     if not _is_list(events):
         raise WireError(RejectReason.WRONG_SHAPE, "no list of events in second or third place")
-    try:
-        items = _events.decode(events)
-    except msgspec.ValidationError as error:
-        raise WireError(RejectReason.LIMIT, f"events: {error}") from None
-    return seconds(_number(outer.timestamp)), items, _rank(_number(rank))
+    return seconds(_number(outer.timestamp)), event_list(events, limits), _rank(_number(rank))
 
 
 def _is_list(value: msgspec.Raw) -> bool:
@@ -87,4 +85,4 @@ def _number(value: msgspec.Raw) -> Any:
 
 
 def _rank(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 65_535 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_DP_RANK else None

@@ -31,12 +31,17 @@ END: Final[Literal["end"]] = "end"
 
 
 def parse_live(frames: Sequence[bytes]) -> LiveMessage:
-    """Read ``[topic][sequence, 8 bytes big-endian][payload]``. Raises WireError (FRAME_COUNT, SEQUENCE_WIDTH)."""
+    """Read ``[topic][sequence, 8 bytes big-endian][payload]``.
+
+    Raises WireError: FRAME_COUNT, or SEQUENCE_WIDTH for a sequence of another width and for the end marker of a replay.
+    """
     if len(frames) != 3:
         raise WireError(RejectReason.FRAME_COUNT, f"{len(frames)} frames, expected topic, sequence and payload")
     topic, sequence, payload = frames
     if len(sequence) != SEQUENCE_BYTES:
         raise WireError(RejectReason.SEQUENCE_WIDTH, f"sequence of {len(sequence)} bytes, expected {SEQUENCE_BYTES}")
+    if bytes(sequence) == END_SEQUENCE:
+        raise WireError(RejectReason.SEQUENCE_WIDTH, "sequence 2^64-1 ends a replay and names no live message")
     return LiveMessage(bytes(topic), int.from_bytes(sequence, "big"), bytes(payload))
 
 

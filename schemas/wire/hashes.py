@@ -7,13 +7,15 @@ since "1234567890123456" is a number for one and a hex digest for another:
 * A Mooncake object key is decimal, or hex after ``0x``, or ends in a hex digest after the last ``@``.
 * Elsewhere ``0x`` or any letter a-f means hex, only digits (up to 20) mean decimal.
 
-Anything else is refused.
+Anything else is refused, blanks included.
 """
 
 import re
 from collections.abc import Callable
 
 from schemas.blocks import U64_MASK
+from schemas.wire.refusal import RefusedError
+from schemas.wire.types import RejectReason
 
 MIN_BYTES = 8
 MAX_BYTES = 64
@@ -24,8 +26,11 @@ _HEX = re.compile(r"[0-9a-fA-F]+")
 _DECIMAL = re.compile(r"[0-9]+")
 
 
-class BadHashError(ValueError):
+class BadHashError(RefusedError):
     """A hash that names no block; the text says why."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(RejectReason.BAD_HASH, detail)
 
 
 TextRule = Callable[[str], int]
@@ -42,8 +47,12 @@ def low64(value: object, text_rule: TextRule) -> int:
             raise BadHashError(f"{len(value)} bytes, expected {MIN_BYTES} to {MAX_BYTES}")
         return int.from_bytes(value[-8:], "big")
     if type(value) is str:
-        return text_rule(value.strip())
+        return text_rule(value)
     raise BadHashError(f"{type(value).__name__} is not a hash")
+
+
+def _without_prefix(text: str) -> str:
+    return text[2:] if text[:2] in ("0x", "0X") else text
 
 
 def _hex(digits: str, least: int, most: int) -> int:
@@ -60,7 +69,7 @@ def _decimal(digits: str) -> int:
 
 def memcache_text(text: str) -> int:
     """Hex of 16 or 64 digits. Raises BadHashError."""
-    digits = text.removeprefix("0x").removeprefix("0X")
+    digits = _without_prefix(text)
     if len(digits) not in (16, 64):
         raise BadHashError(f"{text[:80]!r} has {len(digits)} digits, memcache sends 16 or 64 hex digits")
     return _hex(digits, 16, 64)
@@ -69,7 +78,7 @@ def memcache_text(text: str) -> int:
 def object_key_text(text: str) -> int:
     """A Mooncake (or YuanRong) object key. Raises BadHashError."""
     if "@" in text:
-        return _hex(text.rpartition("@")[2].removeprefix("0x").removeprefix("0X"), 16, MAX_HEX_DIGITS)
+        return _hex(_without_prefix(text.rpartition("@")[2]), 16, MAX_HEX_DIGITS)
     if text[:2] in ("0x", "0X"):
         return _hex(text[2:], 1, MAX_HEX_DIGITS)
     if _DECIMAL.fullmatch(text):

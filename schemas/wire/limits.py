@@ -1,25 +1,25 @@
-"""How much a publisher may send in one message; everything above is refused before memory is spent on it."""
+"""How much a publisher may send; everything above is refused before memory is spent on it."""
 
 from dataclasses import dataclass
 from typing import Final
 
-MAX_EVENTS: Final = 65_536
-MAX_HASHES: Final = 65_536
-MAX_TOKENS: Final = 4_194_304
-MAX_KEYS: Final = 256
-MAX_TEXT: Final = 4_096
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """payload_bytes: the largest payload. text: the longest text of a field, in characters.
+    """Upper bounds of one message and of what is in it.
 
-    Lists are limited by the decoders themselves: MAX_EVENTS events a batch, MAX_HASHES hashes and MAX_TOKENS tokens an
-    event, MAX_KEYS extra keys a block. Nesting is limited by the typed decoders, which build nothing they do not know.
+    payload_bytes: of a message; more refuses the message (TOO_LARGE). events: of a batch; more refuses the message
+    (LIMIT). The others refuse one event (LIMIT). hashes: of an event. tokens: of an event. block_keys: extra keys of a
+    block. depth: lists in lists inside an extra key. text: of one text field or extra key, in characters.
     """
 
     payload_bytes: int = 16 * 1024 * 1024
-    text: int = MAX_TEXT
+    events: int = 65_536
+    hashes: int = 65_536
+    tokens: int = 4_194_304
+    block_keys: int = 256
+    depth: int = 8
+    text: int = 4_096
 
 
 DEFAULT_LIMITS: Final = Limits()

@@ -5,19 +5,20 @@ stored has 15 keys, removed 13, cleared 11, always in the order of the README; r
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from schemas.wire.batches import check_payload, is_map
+from schemas.wire.batches import check_payload, event_list
 from schemas.wire.hashes import memcache_text
-from schemas.wire.limits import DEFAULT_LIMITS, MAX_EVENTS, Limits
+from schemas.wire.limits import DEFAULT_LIMITS, Limits
+from schemas.wire.raw import is_map
 from schemas.wire.rfc1527 import read_events
 from schemas.wire.types import RejectReason, WireBatch, WireError
 
 
 class _Batch(msgspec.Struct):
-    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+    events: msgspec.Raw
 
 
 class _Timestamp(msgspec.Struct):
@@ -29,17 +30,23 @@ _timestamp = msgspec.msgpack.Decoder(_Timestamp)
 _encoder = msgspec.msgpack.Encoder()
 
 
+def is_batch(payload: bytes) -> bool:
+    """Dispatch of a pool's payload by its first byte: a map is memcache's, an array Mooncake's or YuanRong's."""
+    return bool(payload) and is_map(payload[0])
+
+
 def decode(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> WireBatch:
     """Read one payload; a bad event is refused alone. Raises WireError when the whole message cannot be used."""
     check_payload(payload, limits)
     if not is_map(payload[0]):
         raise WireError(RejectReason.WRONG_SHAPE, f"a memcache batch is a map, first byte is 0x{payload[0]:02x}")
     try:
-        items = _batch.decode(payload).events
+        items = event_list(_batch.decode(payload).events, limits)
     except msgspec.ValidationError as error:
-        reason = RejectReason.LIMIT if "length <=" in str(error) else RejectReason.WRONG_SHAPE
-        raise WireError(reason, f"not {{events: [...]}}: {error}") from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(RejectReason.WRONG_SHAPE, f"not {{events: [...]}}: {error}") from None
+    except RecursionError:
+        raise WireError(RejectReason.LIMIT, "lists in lists beyond any reader's depth") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(RejectReason.NOT_MSGPACK, str(error)) from None
     events, rejected = read_events(items, memcache_text, limits)
     return WireBatch(_newest(items), events, rejected)

@@ -4,25 +4,20 @@ The event's type is examined before anything else, so a clear works although it 
 refused instead of being taken for a clear.
 """
 
-from __future__ import annotations
-
-from array import array
 from collections.abc import Iterable
-from typing import Annotated
 
 import msgspec
 
 from schemas.blocks import Tier, tier_of_medium
-from schemas.wire.batches import is_map
-from schemas.wire.hashes import BadHashError, TextRule, low64
-from schemas.wire.limits import MAX_HASHES, MAX_TOKENS, Limits
+from schemas.wire.hash_lists import read_hash, read_hashes
+from schemas.wire.hashes import TextRule, low64
+from schemas.wire.limits import Limits
+from schemas.wire.raw import NIL, is_map, is_nil
+from schemas.wire.refusal import RefusedError
+from schemas.wire.tokens import check_token_count, read_tokens
 from schemas.wire.types import Rejected, RejectReason, WireCleared, WireEvent, WireRemoved, WireStored
 
-NIL = msgspec.Raw(b"\xc0")
-MAX_HASH_BYTES = 2 * 1024 * 1024
-
-_TextHashes = Annotated[list[int | str | None], msgspec.Meta(max_length=MAX_HASHES)]
-_BytesHashes = Annotated[list[int | bytes | None], msgspec.Meta(max_length=MAX_HASHES)]
+MAX_BLOCK_TOKENS = 2**32 - 1
 
 
 class _Event(msgspec.Struct):
@@ -40,30 +35,21 @@ class _Event(msgspec.Struct):
     block_hashes: msgspec.Raw = NIL
     parent_hash: msgspec.Raw = NIL
     parent_block_hash: msgspec.Raw = NIL
-    token_ids: Annotated[list[int], msgspec.Meta(max_length=MAX_TOKENS)] | None = None
+    token_ids: msgspec.Raw = NIL
 
 
 _decoder = msgspec.msgpack.Decoder(_Event)
-_text_hashes = msgspec.msgpack.Decoder(_TextHashes | None)
-_bytes_hashes = msgspec.msgpack.Decoder(_BytesHashes | None)
-_text_hash = msgspec.msgpack.Decoder(int | str | None)
-_bytes_hash = msgspec.msgpack.Decoder(int | bytes | None)
 
+_STORED, _REMOVED, _CLEARED = "stored", "removed", "cleared"
 _KINDS = {
-    "stored": "stored",
-    "blockstored": "stored",
-    "removed": "removed",
-    "blockremoved": "removed",
-    "cleared": "cleared",
-    "allblockscleared": "cleared",
+    "stored": _STORED,
+    "BlockStored": _STORED,
+    "removed": _REMOVED,
+    "BlockRemoved": _REMOVED,
+    "cleared": _CLEARED,
+    "AllBlocksCleared": _CLEARED,
 }
-
-
-class _RefusedError(Exception):
-    def __init__(self, reason: RejectReason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
+_TEXT_FIELDS = ("model_name", "tenant_id", "backend_id", "lora_name", "additional_salt", "object_key")
 
 
 def read_events(
@@ -75,50 +61,48 @@ def read_events(
     for position, item in enumerate(items):
         try:
             events.append(_read(item, text_rule, limits))
-        except _RefusedError as error:
+        except RefusedError as error:
             rejected.append(Rejected(position, error.reason, error.detail))
     return tuple(events), tuple(rejected)
 
 
 def _read(item: msgspec.Raw, text_rule: TextRule, limits: Limits) -> WireEvent:
-    if not is_map(memoryview(item)[0]):
-        raise _RefusedError(RejectReason.WRONG_SHAPE, "a pool event is a map")
+    view = memoryview(item)
+    if not is_map(view[0]):
+        raise RefusedError(RejectReason.WRONG_SHAPE, f"a pool event is a map, first byte is 0x{view[0]:02x}")
     try:
         event = _decoder.decode(item)
     except msgspec.ValidationError as error:
-        reason = RejectReason.LIMIT if "length <=" in str(error) else RejectReason.WRONG_TYPE
-        raise _RefusedError(reason, str(error)) from None
+        raise RefusedError(RejectReason.WRONG_TYPE, str(error)) from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _RefusedError(RejectReason.NOT_MSGPACK, str(error)) from None
+        raise RefusedError(RejectReason.NOT_MSGPACK, str(error)) from None
     kind = _kind(event)
-    for name in ("model_name", "tenant_id", "backend_id", "lora_name", "additional_salt"):
-        if len(getattr(event, name) or "") > limits.text:
-            raise _RefusedError(RejectReason.LIMIT, f"{name} is longer than {limits.text} characters")
+    if len(view) > limits.text:
+        _check_texts(event, limits)
     tier = _tier(event.medium)
     backend_id, model, tenant = event.backend_id or "", event.model_name or "", event.tenant_id or ""
-    if kind == "cleared":
+    if kind == _CLEARED:
         return WireCleared(tier=tier, backend_id=backend_id, model=model, tenant=tenant)
-    hashes = _hashes(event, text_rule)
-    if kind == "removed":
+    hashes = _hashes(event, text_rule, limits)
+    if kind == _REMOVED:
         return WireRemoved(hashes=hashes, tier=tier, backend_id=backend_id, model=model, tenant=tenant)
-    return _stored(event, hashes, tier, text_rule)
+    return _stored(event, hashes, tier, text_rule, limits)
 
 
-def _stored(event: _Event, hashes: tuple[int, ...], tier: Tier | None, text_rule: TextRule) -> WireStored:
-    parent = _parent(event, text_rule)
+def _stored(
+    event: _Event, hashes: tuple[int, ...], tier: Tier | None, text_rule: TextRule, limits: Limits
+) -> WireStored:
+    parent = read_hash(event.parent_hash, "parent_hash", text_rule)
+    if parent is None:
+        parent = read_hash(event.parent_block_hash, "parent_block_hash", text_rule)
     if parent is not None and parent in hashes:
-        raise _RefusedError(RejectReason.SELF_PARENT, f"block {parent} is its own parent")
+        raise RefusedError(RejectReason.SELF_PARENT, f"block {parent} is its own parent")
     block_size = event.block_size or 0
-    if block_size < 0:
-        raise _RefusedError(RejectReason.WRONG_TYPE, f"block_size is {block_size}")
-    try:
-        tokens = array("I", event.token_ids or ())
-    except OverflowError:
-        raise _RefusedError(RejectReason.BAD_TOKEN, "a token id is negative or above 2^32-1") from None
-    if tokens and block_size and len(tokens) != len(hashes) * block_size:
-        raise _RefusedError(
-            RejectReason.TOKEN_COUNT, f"{len(tokens)} tokens for {len(hashes)} blocks of {block_size} tokens"
-        )
+    if not 0 <= block_size <= MAX_BLOCK_TOKENS:
+        raise RefusedError(RejectReason.WRONG_TYPE, f"block_size {block_size} is not within 0 and {MAX_BLOCK_TOKENS}")
+    tokens = read_tokens(event.token_ids, limits.tokens)
+    if block_size:
+        check_token_count(len(tokens), len(hashes), block_size)
     return WireStored(
         hashes=hashes,
         parent=parent,
@@ -136,11 +120,18 @@ def _stored(event: _Event, hashes: tuple[int, ...], tier: Tier | None, text_rule
 def _kind(event: _Event) -> str:
     text = event.event_type or event.type
     if not text:
-        raise _RefusedError(RejectReason.UNKNOWN_EVENT, "event_type is missing")
-    kind = _KINDS.get(text.strip().lower().replace("_", ""))
+        raise RefusedError(RejectReason.UNKNOWN_EVENT, "event_type is missing")
+    kind = _KINDS.get(text)
     if kind is None:
-        raise _RefusedError(RejectReason.UNKNOWN_EVENT, f"event_type {text[:80]!r} is unknown")
+        raise RefusedError(RejectReason.UNKNOWN_EVENT, f"event_type {text[:80]!r} is unknown")
     return kind
+
+
+def _check_texts(event: _Event, limits: Limits) -> None:
+    for name in _TEXT_FIELDS:
+        text = getattr(event, name)
+        if isinstance(text, str) and len(text) > limits.text:
+            raise RefusedError(RejectReason.LIMIT, f"{name} has {len(text)} characters, at most {limits.text} are read")
 
 
 def _tier(medium: str | None) -> Tier | None:
@@ -148,49 +139,19 @@ def _tier(medium: str | None) -> Tier | None:
         return None
     tier = tier_of_medium(medium)
     if tier is None:
-        raise _RefusedError(RejectReason.UNKNOWN_MEDIUM, f"medium {medium[:80]!r} is unknown")
+        raise RefusedError(RejectReason.UNKNOWN_MEDIUM, f"medium {medium[:80]!r} is unknown")
     return tier
 
 
-def _hashes(event: _Event, text_rule: TextRule) -> tuple[int, ...]:
+def _hashes(event: _Event, text_rule: TextRule, limits: Limits) -> tuple[int, ...]:
     """seq_hashes and block_hashes together, each block once; the object key where both are missing or empty."""
-    found: dict[int, None] = {}
-    try:
-        for raw in (event.seq_hashes, event.block_hashes):
-            for value in _hash_list(raw):
-                found[low64(value, text_rule)] = None
-        if not found and event.object_key is not None:
-            found[low64(event.object_key, text_rule)] = None
-    except BadHashError as error:
-        raise _RefusedError(RejectReason.BAD_HASH, str(error)) from None
+    found: tuple[int, ...] = ()
+    if not is_nil(event.seq_hashes):
+        found = read_hashes(event.seq_hashes, "seq_hashes", text_rule, limits.hashes)
+    if not is_nil(event.block_hashes):
+        found += read_hashes(event.block_hashes, "block_hashes", text_rule, limits.hashes)
+    if not found and event.object_key is not None:
+        return (low64(event.object_key, text_rule),)
     if not found:
-        raise _RefusedError(RejectReason.NO_HASHES, "neither seq_hashes nor block_hashes nor object_key names a block")
-    return tuple(found)
-
-
-def _hash_list(raw: msgspec.Raw) -> list[int | str | None] | list[int | bytes | None]:
-    if len(memoryview(raw)) > MAX_HASH_BYTES:
-        raise _RefusedError(RejectReason.LIMIT, f"hashes take {len(memoryview(raw))} bytes")
-    try:
-        try:
-            return _text_hashes.decode(raw) or []
-        except msgspec.ValidationError as error:
-            if "got `bytes`" not in str(error):
-                raise
-        return _bytes_hashes.decode(raw) or []
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _RefusedError(RejectReason.WRONG_TYPE, f"hashes: {error}") from None
-
-
-def _parent(event: _Event, text_rule: TextRule) -> int | None:
-    for raw in (event.parent_hash, event.parent_block_hash):
-        try:
-            try:
-                value: int | str | bytes | None = _text_hash.decode(raw)
-            except msgspec.ValidationError:
-                value = _bytes_hash.decode(raw)
-            if value is not None and value != "":
-                return low64(value, text_rule)
-        except (msgspec.DecodeError, UnicodeDecodeError, BadHashError) as error:
-            raise _RefusedError(RejectReason.BAD_HASH, f"parent: {error}") from None
-    return None
+        raise RefusedError(RejectReason.NO_HASHES, "neither seq_hashes nor block_hashes nor object_key names a block")
+    return tuple(dict.fromkeys(found)) if len(found) > 1 else found

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from schemas.blocks import Tier
 
@@ -32,8 +33,7 @@ class RejectReason(StrEnum):
     NON_MAIN_ATTENTION = "non_main_attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True):
     """One refused event: its position in the batch (-1: the whole message), the reason, and what to look at."""
 
     position: int
@@ -41,8 +41,7 @@ class Rejected:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WireStored:
+class WireStored(msgspec.Struct, frozen=True):
     """Blocks a publisher says it stored.
 
     hashes: low 64 bits, chain order. token_ids: u32 values, empty when not sent. block_size: 0 when not sent.
@@ -52,7 +51,7 @@ class WireStored:
 
     hashes: tuple[int, ...]
     parent: int | None = None
-    token_ids: array[int] = field(default_factory=lambda: array("I"))
+    token_ids: array[int] = msgspec.field(default_factory=lambda: array("I"))
     block_size: int = 0
     tier: Tier | None = None
     lora_name: str | None = None
@@ -70,8 +69,7 @@ class WireStored:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WireRemoved:
+class WireRemoved(msgspec.Struct, frozen=True):
     """Blocks a publisher says it removed; tier None: no medium was named."""
 
     hashes: tuple[int, ...]
@@ -84,8 +82,7 @@ class WireRemoved:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class WireCleared:
+class WireCleared(msgspec.Struct, frozen=True):
     """Everything is gone, in the named tier or (None) in all tiers of this kind of publisher."""
 
     tier: Tier | None = None
@@ -97,8 +94,7 @@ class WireCleared:
 WireEvent = WireStored | WireRemoved | WireCleared
 
 
-@dataclass(frozen=True, slots=True)
-class WireBatch:
+class WireBatch(msgspec.Struct, frozen=True):
     """One decoded payload. timestamp: seconds since the epoch, 0.0 unknown. dp_rank None: the batch does not say.
 
     other_groups: cache groups whose stores were refused because they are not main attention.

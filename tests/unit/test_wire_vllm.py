@@ -265,7 +265,7 @@ def test_sizes_are_limited() -> None:
     assert caught.value.reason is RejectReason.TOO_LARGE
     assert refused(stored(block_hashes=list(range(65_537)), token_ids=[])) is RejectReason.LIMIT
     assert refused(stored(lora_name="x" * 5000)) is RejectReason.LIMIT
-    assert refused(stored(extra_keys=[["k"] * 257])) is RejectReason.WRONG_TYPE
+    assert refused(stored(extra_keys=[["k"] * 257])) is RejectReason.LIMIT
     assert refused(stored(extra_keys=[["k" * 2_000_000]])) is RejectReason.LIMIT
 
 
