@@ -1,9 +1,12 @@
 """The behaviour suite of the prefix index, and its agreement with a slow reference model over random histories."""
 
+import dataclasses
 import random
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from schemas.blocks import content_hashes, pack_hashes, prefix_keys, token_bytes
 from services.router.index import native_available
@@ -374,39 +377,177 @@ def test_lengths_that_disagree_are_refused(index: PrefixIndex) -> None:
         index.stored(W1, NPU, W1, pack_hashes([1, 2]), None, pack_hashes([1]), 0, W1, False)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_index_and_reference_agree_after_every_step_of_long_random_histories(make_index: MakeIndex, seed: int) -> None:
-    index, reference = make_index(), ReferenceIndex()
-    chance = random.Random(seed)
-    holders = list(DOMAINS)
-    pool = [chance.choices(range(3), k=length * BLOCK) for length in (1, 2, 3, 4)]
-    for _ in range(250):
-        holder = chance.choice(holders)
+def test_chains_that_wait_for_one_name_attach_in_order_of_arrival(index: PrefixIndex) -> None:
+    store(index, W1, [7], tokens(1, start=50), parent=1)
+    store(index, W1, [7], tokens(1, start=60), parent=1)
+    store(index, W1, [1], tokens(1))
+    assert query(index, [*tokens(1), *tokens(1, start=60)]) == npu(2, 0)
+    assert query(index, [*tokens(1), *tokens(1, start=50)]) == npu(1, 0)
+    assert index.stats().renamed == 1
+
+
+def test_a_block_without_content_brings_its_name_to_those_who_wait_for_it(index: PrefixIndex) -> None:
+    store(index, HOST1, [2], tokens(1, start=5), tier=CPU, parent=1)
+    store(index, W1, [1], tokens(1))
+    assert by_name(index, HOST1, [1], CPU, teacher=W1).attached == 2
+    assert query(index, tokens(2))[1] == Coverage(0, 0, 2, 0, 0)
+
+
+def test_a_removal_takes_every_waiting_store_of_a_set_and_one_of_a_counted_publisher(index: PrefixIndex) -> None:
+    for holder, counted in ((W1, False), (W2, True)):
+        for _ in range(2):
+            store(index, holder, [2], tokens(1, start=5), parent=1, counted=counted)
+        remove(index, holder, [2])
+        store(index, holder, [1], tokens(1))
+    assert query(index, tokens(2)) == npu(1, 2)
+    remove(index, W2, [2])
+    assert query(index, tokens(2)) == npu(1, 1)
+
+
+def test_the_latest_store_of_a_name_says_what_its_children_follow(index: PrefixIndex) -> None:
+    store(index, HOST1, [1], tokens(1), tier=CPU)
+    store(index, HOST2, [1], tokens(1, start=40), tier=CPU)
+    store(index, HOST1, [2], tokens(1, start=5), tier=CPU, parent=1)
+    assert query(index, [*tokens(1, start=40), *tokens(1, start=5)])[0] == Coverage(0, 1, 1, 0, 0)
+    store(index, HOST1, [1], tokens(1), tier=CPU)
+    store(index, HOST1, [3], tokens(1, start=5), tier=CPU, parent=1)
+    assert query(index, tokens(2))[0] == Coverage(0, 2, 0, 0, 0)
+
+
+def test_sq_13_a_hash_that_moves_to_another_prefix_is_counted_and_means_the_new_one(index: PrefixIndex) -> None:
+    store(index, W1, [11, 12, 13], tokens(3))
+    store(index, W1, [13], tokens(1, start=9), parent=11)
+    assert index.stats().renamed == 1
+    assert query(index, tokens(3)) == npu(2, 0)
+
+
+def test_ex_03_one_hash_twice_in_a_chain_makes_no_false_match_and_no_loop(index: PrefixIndex) -> None:
+    store(index, W1, [11, 12], tokens(2))
+    store(index, W1, [13, 13], tokens(2, start=9), parent=12)
+    assert query(index, tokens(4)) == npu(2, 0)
+    assert remove(index, W1, [13]) == 1
+    assert index.holder_blocks(W1) == (2, 0, 0)
+
+
+def test_t38_blocks_beyond_the_budget_are_refused_and_counted(make_index: MakeIndex) -> None:
+    index = make_index(max_blocks=3, max_waiting_blocks=10)
+    assert store(index, W1, [1, 2, 3, 4], tokens(4)) == StoreResult(attached=3, refused=1)
+    assert store(index, W2, [1, 2, 3, 4], tokens(4)) == StoreResult(attached=3, refused=1)
+    assert query(index, tokens(4)) == npu(3, 3)
+    assert (index.stats().blocks, index.stats().evicted) == (3, 2)
+    remove(index, W1, [3])
+    remove(index, W2, [3])
+    assert store(index, W1, [9], tokens(1, start=900)).attached == 1
+
+
+def test_a_holder_can_be_cleared_in_slices(index: PrefixIndex) -> None:
+    store(index, W1, list(range(1, 11)), tokens(10))
+    store(index, W1, list(range(1, 4)), tokens(3), tier=CPU)
+    store(index, W1, [50], tokens(1, start=500), parent=49)
+    assert index.waiting_blocks(W1) == 1
+    calls = 1
+    while index.clear_some(W1, (NPU, CPU, DISK), 4):
+        calls += 1
+        assert index.audit() == []
+    assert calls == 4
+    assert not index.clear_some(W1, (NPU, CPU, DISK), 4)
+    stats = index.stats()
+    assert (stats.blocks, stats.memberships, stats.names, stats.waiting) == (0, 0, 0, 0)
+
+
+def test_unknown_removals_and_unknown_names_are_counted(index: PrefixIndex) -> None:
+    store(index, W1, [1], tokens(1))
+    remove(index, W1, [1, 2, 3])
+    by_name(index, W1, [1], CPU)
+    assert (index.stats().unknown_removals, index.stats().unknown_names) == (2, 1)
+
+
+def test_many_workers_and_a_long_query_are_answered_as_the_walk_block_by_block_says(index: PrefixIndex) -> None:
+    chance = random.Random(5)
+    workers = range(200, 264)
+    reference = ReferenceIndex()
+    for worker in workers:
+        depth = chance.randint(0, 30)
+        for target in (index, reference):
+            target.stored(
+                worker, NPU, worker, pack_hashes(range(depth)), None, contents(tokens(depth)), 0, worker, True
+            )
+    for target in (index, reference):
+        for start, length, host, tier in ((3, 9, HOST1, CPU), (12, 6, REMOTE, CPU), (15, 12, HOST2, DISK)):
+            names = pack_hashes(range(100, 100 + start + length))
+            target.stored(host, tier, POOL_DOMAIN, names, None, contents(tokens(start + length)), 0, POOL_DOMAIN, False)
+            target.removed(host, tier, POOL_DOMAIN, pack_hashes(range(100, 100 + start)))
+    candidates = [Candidate(worker, frozenset({HOST1} if worker % 2 else {HOST2})) for worker in workers]
+    keys = prefix_keys(content_hashes(token_bytes(tokens(30)), BLOCK)).tobytes()
+    assert index.match(keys, candidates, POOL) == reference.match(keys, candidates, POOL)
+
+
+class Histories:
+    """The same random events for an index and the reference model; after each step both say the same."""
+
+    def __init__(self, make_index: MakeIndex, chance: random.Random) -> None:
+        self.chance = chance
+        limits = chance.choice([{}, {"max_blocks": 12, "max_waiting_blocks": 6}])
+        self.index, self.reference = make_index(**limits), ReferenceIndex(**limits)
+
+    def step(self) -> None:
+        chance = self.chance
+        holder = chance.choice(list(DOMAINS))
         tier = chance.choice([NPU, CPU, DISK]) if holder in (W1, W2) else chance.choice([CPU, DISK])
-        domain = DOMAINS[holder]
         kind = chance.random()
         if kind < 0.6:
-            length = chance.randint(1, 4)
-            names = pack_hashes(chance.sample(range(1, 14), length))
-            parent = chance.choice([None, None, *range(1, 14)])
-            content = contents(chance.choices(range(2), k=length * BLOCK)) if chance.random() < 0.9 else b""
-            teacher = chance.choice([W1, W2]) if domain == POOL_DOMAIN and chance.random() < 0.7 else domain
-            arguments = (holder, tier, domain, names, parent, content, chance.choice([0, 0, 7]), teacher)
-            counted = chance.random() < 0.3
-            index.stored(*arguments, counted)
-            reference.stored(*arguments, counted)
+            arguments = self.store_arguments(holder, tier)
+            assert self.index.stored(*arguments) == self.reference.stored(*arguments)
         elif kind < 0.93:
             names = pack_hashes(chance.choices(range(1, 14), k=chance.randint(1, 4)))
-            index.removed(holder, tier, domain, names)
-            reference.removed(holder, tier, domain, names)
+            removal = (holder, tier, DOMAINS[holder], names)
+            assert self.index.removed(*removal) == self.reference.removed(*removal)
         else:
-            tiers = chance.choice([[NPU], [CPU], [DISK], [NPU, CPU, DISK]])
-            index.cleared(holder, tiers)
-            reference.cleared(holder, tiers)
-        assert index.audit() == []
-        for holder in holders:
-            assert index.holder_blocks(holder) == reference.holder_blocks(holder)
+            tiers = chance.choice([(NPU,), (CPU,), (DISK,), (NPU, CPU, DISK)])
+            left = self.reference.cleared(holder, tiers)
+            if chance.random() < 0.5:
+                assert self.index.cleared(holder, tiers) == left
+            else:
+                while self.index.clear_some(holder, tiers, 2):
+                    pass
+
+    def store_arguments(self, holder: int, tier: int) -> tuple[int, int, int, bytes, int | None, bytes, int, int, bool]:
+        chance = self.chance
+        length = chance.randint(1, 4)
+        names = chance.choices(range(1, 14), k=length)
+        parent = chance.choice([None, None, *range(1, 14)])
+        content = contents(chance.choices(range(2), k=length * BLOCK)) if chance.random() < 0.9 else b""
+        domain = DOMAINS[holder]
+        teacher = chance.choice([W1, W2]) if domain == POOL_DOMAIN and chance.random() < 0.7 else domain
+        root = chance.choice([0, 0, 7])
+        return holder, tier, domain, pack_hashes(names), parent, content, root, teacher, chance.random() < 0.3
+
+    def check(self) -> None:
+        assert self.index.audit() == []
+        stats = dataclasses.asdict(self.index.stats())
+        del stats["bytes"]
+        assert stats == self.reference.sizes()
+        for holder in DOMAINS:
+            assert self.index.holder_blocks(holder) == self.reference.holder_blocks(holder)
+            assert self.index.waiting_blocks(holder) == self.reference.waiting_blocks(holder)
         for root in (0, 7):
-            asked = chance.choice([*pool, chance.choices(range(2), k=4 * BLOCK)])
+            asked = self.chance.choices(range(2), k=self.chance.randint(1, 4) * BLOCK)
             keys = prefix_keys(content_hashes(token_bytes(asked), BLOCK), root).tobytes()
-            assert index.match(keys, CANDIDATES, POOL) == reference.match(keys, CANDIDATES, POOL)
+            assert self.index.match(keys, CANDIDATES, POOL) == self.reference.match(keys, CANDIDATES, POOL)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_index_and_reference_agree_after_every_step_of_long_random_histories(make_index: MakeIndex, seed: int) -> None:
+    histories = Histories(make_index, random.Random(seed))
+    for _ in range(250):
+        histories.step()
+        histories.check()
+
+
+@given(chance=st.randoms(use_true_random=False), steps=st.integers(1, 25))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_index_and_reference_agree_on_short_histories(make_index: MakeIndex, chance: random.Random, steps: int) -> None:
+    histories = Histories(make_index, chance)
+    for _ in range(steps):
+        histories.step()
+        histories.check()

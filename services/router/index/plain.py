@@ -1,23 +1,28 @@
 """The prefix index in plain dictionaries: the reference for the compiled core, and the fallback where there is none.
 
-Costs about 400 bytes a block. See services.router.index.port for the semantics.
+See services.router.index.port for the semantics.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
-from schemas.blocks import chain, first_key, unpack_hashes
-from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, Coverage, IndexStats, StoreResult
-from services.router.index.waiting_room import WaitingChain, WaitingRoom
+from schemas.blocks import PLAIN_ROOT, chain, first_key, unpack_hashes
+from services.router.index.coverage import coverages
+from services.router.index.holder_sets import HolderSets
+from services.router.index.plain_audit import violations
+from services.router.index.port import TIERS, Candidate, Coverage, IndexStats, StoreResult
+from services.router.index.shelves import Names, Shelf
+from services.router.index.waiting_room import Undone, WaitingChain, WaitingRoom
 
 DEFAULT_MAX_WAITING_BLOCKS = 262_144
 DEFAULT_MAX_BLOCKS = 20_000_000
-_NOBODY: frozenset[int] = frozenset()
-_BYTES_PER_BLOCK = 240
-_BYTES_PER_CLAIM = 170
+BYTES_PER_BLOCK = 60
+BYTES_PER_CLAIM = 170
 
 
 class PlainIndex:
@@ -29,17 +34,13 @@ class PlainIndex:
         self, max_blocks: int = DEFAULT_MAX_BLOCKS, max_waiting_blocks: int = DEFAULT_MAX_WAITING_BLOCKS
     ) -> None:
         self._max_blocks = max_blocks
-        self._holders: tuple[dict[int, set[int]], ...] = ({}, {}, {})
-        # (holder, tier) -> engine_hash -> (prefix_key, stores that each need a removal)
-        self._claims: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-        # (holder, tier) -> prefix_key -> number of engine hashes that claim it
-        self._copies: dict[tuple[int, int], dict[int, int]] = {}
-        # (domain, engine_hash) -> (prefix_key, claims under this name)
-        self._names: dict[tuple[int, int], tuple[int, int]] = {}
-        self._domains: dict[int, int] = {}
-        self._keys: dict[int, int] = {}
+        self._shelves: dict[tuple[int, int], Shelf] = {}
+        self._names: dict[int, Names] = {}
+        self._holders: tuple[dict[int, frozenset[int]], ...] = ({}, {}, {})
+        self._sets = HolderSets()
         self._room = WaitingRoom(max_waiting_blocks)
-        self.unknown_removals = 0
+        self._blocks = 0
+        self._evicted = self._unknown_names = self._unknown_removals = self._renamed = 0
 
     def stored(
         self,
@@ -56,225 +57,203 @@ class PlainIndex:
         """Apply a chain of blocks (port semantics). Raises ValueError when the two hash lists differ in length."""
         names = unpack_hashes(engine_hashes)
         contents = unpack_hashes(content_hashes)
-        self._domains.setdefault(holder, domain)
         if not contents:
             return self._stored_by_name(holder, tier, domain, names, parent_domain, counted)
         if len(names) != len(contents):
             raise ValueError(f"{len(names)} engine hashes but {len(contents)} content hashes")
-        previous: int | None = None
-        if parent is not None:
-            previous = self._resolve(domain, parent_domain, parent)
-            if previous is None:
-                waiting = WaitingChain(holder, tier, domain, parent_domain, parent, names, contents, counted)
-                dropped = self._room.add(waiting)
-                return StoreResult(waiting=len(names), refused=dropped)
-        return self._attach(holder, tier, domain, names, contents, previous, root, counted)
+        blocks = WaitingChain(holder, tier, domain, parent_domain, parent or 0, names, contents, counted)
+        if parent is None:
+            return self._attach(blocks, None, root)
+        previous = self._resolve(domain, parent_domain, parent)
+        if previous is not None:
+            return self._attach(blocks, previous)
+        fits, left = self._room.add(blocks)
+        self._evicted += left
+        return StoreResult(waiting=len(names) if fits else 0, refused=left)
 
     def removed(self, holder: int, tier: int, domain: int, engine_hashes: bytes) -> int:
-        """Take blocks from one tier of a holder; the number of blocks that really left."""
+        """Take blocks from one tier of a holder; the number of blocks that it no longer has there."""
         left = 0
-        claims = self._claims.get((holder, tier), {})
+        shelf = self._shelf(holder, tier, domain)
         for name in unpack_hashes(engine_hashes):
-            claim = claims.get(name)
-            if claim is None:
-                if not self._room.remove(holder, tier, name):
-                    self.unknown_removals += 1
+            undone = self._room.remove(holder, tier, name)
+            if undone is Undone.ONE_COUNTED:
                 continue
-            key, stores = claim
-            if stores > 1:
-                claims[name] = (key, stores - 1)
-                continue
-            left += self._release(holder, tier, name)
+            if name not in shelf.claims:
+                self._unknown_removals += undone is Undone.NOTHING
+            elif not shelf.undo_repeat(name):
+                left += self._release(shelf, name)
+        self._discard_if_empty(shelf)
         return left
 
     def cleared(self, holder: int, tiers: Sequence[int]) -> int:
         """Take everything from these tiers of a holder; blocks that left."""
-        self._room.clear(holder, frozenset(tiers))
+        self._room.clear(holder, tiers)
         left = 0
         for tier in tiers:
-            for name in list(self._claims.get((holder, tier), ())):
-                left += self._release(holder, tier, name)
+            shelf = self._shelves.pop((holder, tier), None)
+            if shelf is not None:
+                left += sum(self._release(shelf, name) for name in list(shelf.claims))
         return left
+
+    def clear_some(self, holder: int, tiers: Sequence[int], limit: int) -> bool:
+        """The same in slices of at most `limit` claims; whether there is more to do."""
+        self._room.clear(holder, tiers)
+        for tier in tiers:
+            shelf = self._shelves.get((holder, tier))
+            if shelf is not None:
+                names = list(islice(shelf.claims, limit))
+                for name in names:
+                    self._release(shelf, name)
+                limit -= len(names)
+                self._discard_if_empty(shelf)
+        return any((holder, tier) in self._shelves for tier in tiers)
 
     def match(self, keys: bytes, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
         """Coverage of a query, one entry per candidate, in order."""
-        query = unpack_hashes(keys)
-        depths = self._npu_depths(query, {candidate.holder for candidate in candidates})
-        return [self._coverage(query, depths[candidate.holder], candidate, pool_holders) for candidate in candidates]
+        return coverages(unpack_hashes(keys), self._holders, candidates, pool_holders)
 
     def holder_blocks(self, holder: int) -> tuple[int, int, int]:
         """Blocks a holder has per tier (npu, cpu, disk)."""
-        npu, cpu, disk = (len(self._copies.get((holder, tier), ())) for tier in TIERS)
+        shelves = [self._shelves.get((holder, tier)) for tier in TIERS]
+        npu, cpu, disk = (shelf.blocks() if shelf is not None else 0 for shelf in shelves)
         return npu, cpu, disk
+
+    def waiting_blocks(self, holder: int) -> int:
+        """Blocks of a holder that wait for a parent."""
+        return self._room.blocks_of(holder)
 
     def stats(self) -> IndexStats:
         """Sizes for /workers and metrics."""
-        claims = sum(len(claims) for claims in self._claims.values())
+        claims = sum(len(shelf.claims) for shelf in self._shelves.values())
         return IndexStats(
-            blocks=len(self._keys),
-            memberships=sum(len(copies) for copies in self._copies.values()),
-            names=len(self._names),
+            blocks=self._blocks,
+            memberships=sum(shelf.blocks() for shelf in self._shelves.values()),
+            names=sum(len(names.keys) for names in self._names.values()),
             waiting=self._room.blocks,
-            bytes=len(self._keys) * _BYTES_PER_BLOCK + claims * _BYTES_PER_CLAIM,
-            evicted=self._room.dropped_blocks,
+            bytes=self._blocks * BYTES_PER_BLOCK + (claims + self._room.blocks) * BYTES_PER_CLAIM,
+            evicted=self._evicted,
+            unknown_names=self._unknown_names,
+            unknown_removals=self._unknown_removals,
+            renamed=self._renamed,
         )
 
     def audit(self) -> list[str]:
         """Recompute every invariant; a sentence per violation, empty when sound."""
-        wrong = []
-        names: dict[tuple[int, int], int] = {}
-        members: dict[tuple[int, int], set[int]] = {}
-        keys: dict[int, int] = {}
-        for (holder, tier), claims in self._claims.items():
-            copies: dict[int, int] = {}
-            for name, (key, stores) in claims.items():
-                copies[key] = copies.get(key, 0) + 1
-                named = (self._domains[holder], name)
-                names[named] = names.get(named, 0) + 1
-                if stores < 1:
-                    wrong.append(f"holder {holder} tier {tier} hash {name} is claimed {stores} times")
-            if copies != self._copies.get((holder, tier), {}):
-                wrong.append(f"holder {holder} tier {tier}: copies differ from claims")
-            for key in copies:
-                members.setdefault((tier, key), set()).add(holder)
-                keys[key] = keys.get(key, 0) + 1
-        if {named: claims for named, (_, claims) in self._names.items()} != names:
-            wrong.append("names differ from claims")
-        actual = {(tier, key): holders for tier in TIERS for key, holders in self._holders[tier].items()}
-        if actual != members:
-            wrong.append("holders of blocks differ from claims")
-        if keys != self._keys:
-            wrong.append("known blocks differ from claims")
-        return wrong
+        return violations(self._shelves, self._names, self._holders, self._sets, self._blocks) + self._room.audit()
 
     def _resolve(self, domain: int, parent_domain: int, name: int) -> int | None:
-        known = self._names.get((domain, name)) or self._names.get((parent_domain, name))
-        return known[0] if known is not None else None
+        names = self._names.get(domain)
+        key = names.keys.get(name) if names is not None else None
+        if key is None and parent_domain != domain:
+            names = self._names.get(parent_domain)
+            key = names.keys.get(name) if names is not None else None
+        return key
 
     def _stored_by_name(
         self, holder: int, tier: int, domain: int, names: array[int], parent_domain: int, counted: bool
     ) -> StoreResult:
-        attached = repeated = unknown = 0
+        tally = _Tally()
+        unknown = 0
+        shelf = self._shelf(holder, tier, domain)
         for name in names:
             key = self._resolve(domain, parent_domain, name)
             if key is None:
                 unknown += 1
-            elif self._claim(holder, tier, domain, name, key, counted):
-                attached += 1
             else:
-                repeated += 1
-        return StoreResult(attached=attached, repeated=repeated, unknown=unknown)
+                self._claim(shelf, name, key, counted, tally)
+        self._attach_waiting(tally)
+        self._discard_if_empty(shelf)
+        self._unknown_names += unknown
+        return StoreResult(tally.attached, tally.repeated, unknown=unknown, refused=tally.refused)
 
-    def _attach(
-        self,
-        holder: int,
-        tier: int,
-        domain: int,
-        names: Sequence[int],
-        contents: Sequence[int],
-        previous: int | None,
-        root: int,
-        counted: bool,
-    ) -> StoreResult:
-        attached = repeated = refused = 0
-        first = WaitingChain(holder, tier, domain, domain, 0, array("Q", names), array("Q", contents), counted)
-        work = [(first, previous)]
-        while work:
-            blocks, previous = work.pop()
-            left = Counter(blocks.left)
-            for name, content in zip(blocks.engine_hashes, blocks.content_hashes, strict=True):
-                previous = first_key(root, content) if previous is None else chain(previous, content)
-                if left[name] > 0:
-                    left[name] -= 1
-                    continue
-                if len(self._keys) >= self._max_blocks and previous not in self._keys:
-                    refused += 1
-                    continue
-                if self._claim(blocks.holder, blocks.tier, blocks.domain, name, previous, blocks.counted):
-                    attached += 1
-                else:
-                    repeated += 1
-                if self._room.waits_for(blocks.domain, name):
-                    work.extend((waiting, previous) for waiting in self._room.take(blocks.domain, name))
-        return StoreResult(attached=attached, repeated=repeated, refused=refused)
+    def _attach(self, blocks: WaitingChain, previous: int | None, root: int = PLAIN_ROOT) -> StoreResult:
+        tally = _Tally()
+        self._walk(blocks, previous, root, tally)
+        self._attach_waiting(tally)
+        return StoreResult(tally.attached, tally.repeated, refused=tally.refused)
 
-    def _claim(self, holder: int, tier: int, domain: int, name: int, key: int, counted: bool) -> bool:
-        claims = self._claims.setdefault((holder, tier), {})
-        claim = claims.get(name)
-        if claim is not None:
-            if claim[0] == key:
-                if counted:
-                    claims[name] = (key, claim[1] + 1)
-                return False
-            self._release(holder, tier, name)
-            claims = self._claims.setdefault((holder, tier), {})
-        claims[name] = (key, 1)
-        _, named = self._names.get((domain, name), (key, 0))
-        self._names[domain, name] = (key, named + 1)
-        copies = self._copies.setdefault((holder, tier), {})
-        copies[key] = copies.get(key, 0) + 1
-        if copies[key] > 1:
-            return False
-        self._holders[tier].setdefault(key, set()).add(holder)
-        self._keys[key] = self._keys.get(key, 0) + 1
-        return True
+    def _attach_waiting(self, tally: _Tally) -> None:
+        while tally.ready:
+            blocks, previous = tally.ready.popleft()
+            self._walk(blocks, previous, PLAIN_ROOT, tally)
 
-    def _release(self, holder: int, tier: int, name: int) -> int:
-        claims = self._claims[holder, tier]
-        key, _ = claims.pop(name)
-        domain = self._domains[holder]
-        named_key, named = self._names[domain, name]
-        if named > 1:
-            self._names[domain, name] = (named_key, named - 1)
+    def _walk(self, blocks: WaitingChain, previous: int | None, root: int, tally: _Tally) -> None:
+        """Claim a chain's blocks behind the key `previous`, or from `root`."""
+        shelf = self._shelf(blocks.holder, blocks.tier, blocks.domain)
+        for name, content in zip(blocks.engine_hashes, blocks.content_hashes, strict=True):
+            previous = first_key(root, content) if previous is None else chain(previous, content)
+            if name not in blocks.gone:
+                self._claim(shelf, name, previous, blocks.counted, tally)
+        self._discard_if_empty(shelf)
+
+    def _claim(self, shelf: Shelf, name: int, key: int, counted: bool, tally: _Tally) -> None:
+        known = shelf.claims.get(name)
+        names = self._names.setdefault(shelf.domain, Names())
+        if known == key:
+            if counted:
+                shelf.repeat(name)
+            names.keys[name] = key
+            tally.repeated += 1
+            return
+        if self._blocks >= self._max_blocks and not self._is_held(key):
+            tally.refused += 1
+            self._evicted += 1
+            return
+        if known is not None:
+            self._renamed += 1
+            self._release(shelf, name)
+            names = self._names.setdefault(shelf.domain, Names())
+        appeared = names.add(name, key)
+        holders = self._holders[shelf.tier]
+        current = holders.get(key)
+        held = current is not None and shelf.holder in current
+        shelf.add(name, key, held)
+        if held:
+            tally.repeated += 1
         else:
-            del self._names[domain, name]
-        copies = self._copies[holder, tier]
-        if copies[key] > 1:
-            copies[key] -= 1
-            return 0
-        del copies[key]
-        holders = self._holders[tier][key]
-        holders.discard(holder)
-        if not holders:
-            del self._holders[tier][key]
-        if self._keys[key] > 1:
-            self._keys[key] -= 1
-        else:
-            del self._keys[key]
-        return 1
+            self._blocks += current is None and not self._is_held(key)
+            holders[key] = self._sets.with_holder(current, shelf.holder)
+            tally.attached += 1
+        if appeared and self._room.waits_for(shelf.domain, name):
+            tally.ready.extend((waiting, key) for waiting in self._room.take(shelf.domain, name))
 
-    def _npu_depths(self, query: Sequence[int], candidates: set[int]) -> dict[int, int]:
-        depths = dict.fromkeys(candidates, len(query))
-        alive = set(candidates)
-        npu = self._holders[NPU]
-        for depth, key in enumerate(query):
-            holders = npu.get(key, _NOBODY)
-            for holder in alive - holders:
-                depths[holder] = depth
-            alive &= holders
-            if not alive:
-                break
-        return depths
+    def _release(self, shelf: Shelf, name: int) -> bool:
+        """Drop a claim; whether the holder no longer has the block."""
+        key, still_held = shelf.take(name)
+        names = self._names[shelf.domain]
+        names.drop(name)
+        if not names.keys:
+            del self._names[shelf.domain]
+        if not still_held:
+            holders = self._holders[shelf.tier]
+            left = self._sets.without_holder(holders[key], shelf.holder)
+            if left is not None:
+                holders[key] = left
+            else:
+                del holders[key]
+                self._blocks -= not self._is_held(key)
+        return not still_held
 
-    def _coverage(
-        self, query: Sequence[int], start: int, candidate: Candidate, pool_holders: frozenset[int]
-    ) -> Coverage:
-        counts = [0, 0, 0, 0]
-        for position in range(start, len(query)):
-            where = self._place(query[position], candidate, pool_holders)
-            if where < 0:
-                break
-            counts[where] += 1
-        return Coverage(start, *counts)
+    def _is_held(self, key: int) -> bool:
+        return any(key in holders for holders in self._holders)
 
-    def _place(self, key: int, candidate: Candidate, pool_holders: frozenset[int]) -> int:
-        """0..3 for CPU local, CPU remote, disk local, disk remote; -1 where nobody has the block."""
-        for offset, tier in ((0, CPU), (2, DISK)):
-            holders = self._holders[tier].get(key)
-            if holders is None:
-                continue
-            if candidate.holder in holders or not holders.isdisjoint(candidate.local_holders):
-                return offset
-            if not holders.isdisjoint(pool_holders):
-                return offset + 1
-        return -1
+    def _shelf(self, holder: int, tier: int, domain: int) -> Shelf:
+        shelf = self._shelves.get((holder, tier))
+        if shelf is None:
+            shelf = self._shelves[holder, tier] = Shelf(holder, tier, domain)
+        return shelf
+
+    def _discard_if_empty(self, shelf: Shelf) -> None:
+        if not shelf.claims:
+            self._shelves.pop((shelf.holder, shelf.tier), None)
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Counts of one call. ready: chains whose parent has just appeared, with its key."""
+
+    attached: int = 0
+    repeated: int = 0
+    refused: int = 0
+    ready: deque[tuple[WaitingChain, int]] = field(default_factory=deque)

@@ -1,22 +1,37 @@
 """The index port: one prefix index per space, behind which the plain and the compiled core are interchangeable.
 
-Semantics, equal for every implementation (one behaviour suite runs against all of them):
+Semantics, equal for every implementation (tests/unit/test_index_behaviour.py runs against all of them, and
+tests/index_reference.py says the same slowly and literally):
 
-* A *holder* is a small integer given out by the caller: a worker (instance, dp_rank) or a pool location.
-* A *domain* is a small integer: the name space of engine hashes. A worker has its own; all locations of a pool share
-  one.
-* ``names``: (domain, engine_hash) -> prefix_key: what was said of the name last, as long as any holder of the domain
-  claims it. A holder that names a block twice under different hashes has it until both are removed.
-* ``stored`` resolves the parent in ``domain``, then in ``parent_domain``. Unknown parent: the chain waits in a
-  bounded room and is
-  attached when that name appears in either domain; it is never treated as a root.
-* Empty ``content_hashes``: the blocks are taken by name (``domain``, then ``parent_domain``); unknown names are
-  ignored and counted.
-* ``counted``: a repeated store of a hash by the same holder in the same tier needs a removal more (docs/adr/0006).
-  Otherwise a set.
-* A removal touches one tier of one holder and forgets nothing else: what follows it in the chain is hidden for that
-  holder until the
-  hole is filled. Unknown hashes are harmless and counted.
+* **Numbers.** A *holder* is a worker (instance, dp_rank) or a pool location; a *domain* is the name space of engine
+  hashes. Both are positive integers given out by the caller (up to 2**31), and never given out twice in the life of an
+  index. A holder belongs to one domain: a worker has its own, all locations of a pool share one. `parent_domain` is the
+  domain of whoever taught the content, or `domain` again.
+* **Claims.** A stored block is a claim: (holder, tier, engine hash) -> prefix key, with a number of stores. A holder
+  has a key in a tier as long as one of its claims there says so; several engine hashes may claim one key.
+* **Names.** (domain, engine hash) -> prefix key: where parents and blocks without content are looked up. A name is
+  there as long as any claim of that domain is under it, whatever its tier and holder; the latest store of a name
+  decides what it means.
+* **Repeated stores** of a claim: with `counted` its number of stores goes up and each needs a removal; otherwise it
+  stays (docs/adr/0006). The same holder, tier and name under *another* key is a contradiction: the new one replaces the
+  old and its stores begin at 1 (counted as `renamed`; children that are attached already stay where they are).
+* **Chains.** `parent` None starts a chain at `root`; a parent given makes `root` meaningless. The parent is looked up
+  in `domain`, then in `parent_domain`. Every block of the chain gets its key even where it is not claimed.
+* **Waiting room.** A chain whose parent has no name waits, it is never treated as a root. When the name appears in
+  either domain, by whatever kind of store, the chains waiting for it are attached in the same call: after the call's
+  own blocks, first those waiting for its first new name, in order of arrival, and so on; then, in the order in which
+  they were attached, those that waited for their names. They count in the result of that call. The room has at most
+  `max_waiting_blocks` blocks: the oldest chains leave for new ones (counted as `refused` in that call and as
+  `evicted`), a chain larger than the room is refused itself. Time alone expires nothing.
+* **Without content** (`content_hashes` empty) blocks are taken by name, looked up like parents, each for itself;
+  unknown names are ignored and counted.
+* **Removal** of an engine hash touches one tier of one holder and forgets nothing else: what follows it in a chain is
+  hidden until the hole is filled. It undoes one store. Stores that still wait come first: all of them if they are not
+  counted (and the claim is taken as well), one if they are (and the claim stays). A block removed while it waits keeps
+  its place in the chain. Hashes neither claimed nor waiting are harmless and counted.
+* **Clearing** takes claims, whatever their number of stores, and waiting chains of the holder in these tiers. After
+  `clear_some` of all tiers has come to its end, the index has no trace of the holder.
+* **Budget.** At most `max_blocks` distinct keys; a block with a new key beyond that is refused and gets no name.
 * A query sees each call entirely or not at all.
 """
 
@@ -37,10 +52,12 @@ class Candidate:
 
 
 class Coverage(NamedTuple):
-    """Blocks of a query a worker can use, exclusive per tier (design: contiguous NPU prefix, then block by block
-    through the
-    fastest tier that has the block, CPU before disk, local before remote). Local includes the worker's own CPU / disk
-    tier."""
+    """Blocks of a query a worker can use, exclusive per tier.
+
+    The contiguous prefix it has in its NPU, then block by block the fastest tier that has the block: CPU before disk,
+    within a tier local before remote, until a block that nobody reachable has. Local is the worker's own CPU / disk
+    tier and `local_holders`; remote is `pool_holders`. What other workers have to themselves is out of reach.
+    """
 
     npu: int
     cpu_local: int
@@ -51,8 +68,12 @@ class Coverage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """attached: blocks newly held; repeated: blocks that were held already; waiting: blocks parked for a parent;
-    unknown: token-less blocks whose name is not known; refused: blocks over a limit."""
+    """What became of a store, in blocks.
+
+    attached: newly held, by this chain or by chains that had waited for it; repeated: held already; waiting: parked for
+    a parent; unknown: without content and without a known name; refused: over a limit (also blocks of other chains that
+    left the waiting room for this one).
+    """
 
     attached: int = 0
     repeated: int = 0
@@ -63,10 +84,9 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """blocks: distinct prefix keys; memberships: (holder, tier, block); names; waiting: parked blocks; bytes: memory
-    estimate;
-    evicted: blocks dropped by the budget so far; unreachable: blocks parked or whose chain start nobody holds (0 if
-    not tracked)."""
+    """Sizes: blocks (distinct prefix keys), memberships (holder, tier, key), names, waiting (parked blocks), bytes (a
+    memory estimate). Since the beginning: evicted (blocks dropped by a limit), unknown_names (blocks without content
+    and without a known name), unknown_removals, renamed (claims that moved to another key)."""
 
     blocks: int
     memberships: int
@@ -74,10 +94,15 @@ class IndexStats:
     waiting: int
     bytes: int
     evicted: int
+    unknown_names: int = 0
+    unknown_removals: int = 0
+    renamed: int = 0
 
 
 class PrefixIndex(Protocol):
     """One space's index. Not for concurrent writers; readers may run beside one writer."""
+
+    implementation: str
 
     def stored(
         self,
@@ -91,15 +116,25 @@ class PrefixIndex(Protocol):
         parent_domain: int,
         counted: bool,
     ) -> StoreResult:
-        """Apply a chain of blocks. engine_hashes, content_hashes: packed LE u64 of equal length (or empty content)."""
+        """Apply a chain of blocks. engine_hashes, content_hashes: packed LE u64 of equal length (or empty content).
+
+        Raises ValueError, and changes nothing, when the two differ in length or are not multiples of 8 bytes.
+        """
         ...
 
     def removed(self, holder: int, tier: int, domain: int, engine_hashes: bytes) -> int:
-        """Take blocks from one tier of a holder; the number of blocks that really left."""
+        """Take blocks from one tier of a holder; the number of blocks that it no longer has there.
+
+        Raises ValueError when engine_hashes is not a multiple of 8 bytes long.
+        """
         ...
 
     def cleared(self, holder: int, tiers: Sequence[int]) -> int:
         """Take everything from these tiers of a holder, counts and parked chains included; blocks that left."""
+        ...
+
+    def clear_some(self, holder: int, tiers: Sequence[int], limit: int) -> bool:
+        """The same in slices: parked chains and at most `limit` claims. Whether there is more to do."""
         ...
 
     def match(self, keys: bytes, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
@@ -111,6 +146,10 @@ class PrefixIndex(Protocol):
 
     def holder_blocks(self, holder: int) -> tuple[int, int, int]:
         """Blocks a holder has per tier (npu, cpu, disk)."""
+        ...
+
+    def waiting_blocks(self, holder: int) -> int:
+        """Blocks of a holder that wait for a parent."""
         ...
 
     def stats(self) -> IndexStats:
