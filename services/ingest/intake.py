@@ -1,4 +1,4 @@
-"""One publisher's way through ingest: frames in, translated messages into its buffer, everything counted (no sockets)."""
+"""One publisher's way through ingest: frames in, translated messages into its buffer, everything counted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ rate, by publisher and reason; the counts are complete.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from schemas.blocks import unpack_hashes
@@ -168,8 +168,8 @@ def _medium(event: Event) -> str:
     return "+".join(event.tiers) if isinstance(event, Cleared) else event.tier
 
 
-def _common(words: "Sequence[str] | map[str] | object") -> str:
-    distinct = dict.fromkeys(words)  # type: ignore[call-overload]
+def _common(words: Iterable[str]) -> str:
+    distinct = dict.fromkeys(words)
     return next(iter(distinct)) if len(distinct) == 1 else "mixed"
 
 

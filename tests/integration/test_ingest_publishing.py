@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import nats
 import pytest
 from nats.aio.client import Client
 
@@ -173,13 +172,15 @@ async def test_a_message_above_the_body_limit_is_stored_in_parts(broker: BatchPu
     await until(talk.is_empty, "acknowledgement")
     batches = await kept(nats_client)
     assert len(batches) > 3
-    assert sum(len(event.engine_hashes) for batch in batches for event in batch.events if isinstance(event, Removed)) == (
-        2001 * 8
-    )
+    assert sum(
+        len(event.engine_hashes) for batch in batches for event in batch.events if isinstance(event, Removed)
+    ) == (2001 * 8)
     assert sum(batch.messages for batch in talk.stored) == 2
 
 
-async def test_a_body_that_nats_can_never_take_is_given_up_and_named(broker: BatchPublisher, nats_client: Client) -> None:
+async def test_a_body_that_nats_can_never_take_is_given_up_and_named(
+    broker: BatchPublisher, nats_client: Client
+) -> None:
     talk = source(broker, max_batch_bytes=8 * 1024 * 1024)
     talk.say(0, hashes=200_000)
     talk.say(2)
