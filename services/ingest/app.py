@@ -111,7 +111,8 @@ async def _check(
     while True:
         await asyncio.sleep(CHECK_SECONDS)
         if health.set("publishing", not batches.trouble, batches.trouble):
-            log.warning("publishing", ok=not batches.trouble, reason=batches.trouble)
+            say = log.warning if batches.trouble else log.info
+            say("publishing", ok=not batches.trouble, reason=batches.trouble)
         if batches.no_stream.is_set():
             await ensure_streams(js, config.nats)
             batches.no_stream.clear()
