@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from schemas.wire.limits import Limits
-from schemas.wire.raw import NIL, is_array, list_view
+from schemas.wire.raw import NIL, TOO_DEEP, is_array, list_view
 from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason, WireError
 
@@ -49,7 +49,10 @@ def event_list(raw: msgspec.Raw, limits: Limits) -> list[msgspec.Raw]:
     except RefusedError as error:
         shape = error.reason is RejectReason.WRONG_TYPE
         raise WireError(RejectReason.WRONG_SHAPE if shape else error.reason, error.detail) from None
-    return _events.decode(raw)
+    try:
+        return _events.decode(raw)
+    except RecursionError:
+        raise WireError(RejectReason.LIMIT, TOO_DEEP) from None
 
 
 def split_array_batch(payload: bytes, limits: Limits) -> tuple[float, list[msgspec.Raw], int | None]:
@@ -62,7 +65,7 @@ def split_array_batch(payload: bytes, limits: Limits) -> tuple[float, list[msgsp
     except msgspec.ValidationError as error:
         raise WireError(RejectReason.WRONG_SHAPE, f"not [timestamp, events, dp_rank]: {error}") from None
     except RecursionError:
-        raise WireError(RejectReason.LIMIT, "lists in lists beyond any reader's depth") from None
+        raise WireError(RejectReason.LIMIT, TOO_DEEP) from None
     except msgspec.DecodeError as error:
         raise WireError(RejectReason.NOT_MSGPACK, str(error)) from None
     events, rank = outer.second, outer.third

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from schemas.wire.limits import Limits
-from schemas.wire.raw import is_nil, list_view
+from schemas.wire.raw import TOO_DEEP, is_nil, list_view
 from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason
 
@@ -53,7 +53,10 @@ def read_extra_keys(
     if is_nil(extra_keys):
         return Namespace(lora_name, None, ())
     list_view(extra_keys, "extra_keys", limits.hashes)
-    raw_blocks = _blocks.decode(extra_keys)
+    try:
+        raw_blocks = _blocks.decode(extra_keys)
+    except RecursionError:
+        raise RefusedError(RejectReason.LIMIT, f"extra_keys: {TOO_DEEP}") from None
     if len(raw_blocks) > block_count:
         raise RefusedError(RejectReason.WRONG_SHAPE, f"extra_keys of {len(raw_blocks)} blocks, {block_count} stored")
     salt: str | None = None
@@ -76,6 +79,9 @@ def read_extra_keys(
         total += len(blocks[-1])
         if total > limits.hashes:
             raise RefusedError(RejectReason.LIMIT, f"more than {limits.hashes} extra keys in one event")
+    for name, text in (("adapter", lora_name), ("cache salt", salt)):
+        if text is not None and len(text) > limits.text:
+            raise RefusedError(RejectReason.LIMIT, f"{name} of {len(text)} characters, at most {limits.text} are read")
     return Namespace(lora_name, salt, tuple(blocks) if total else ())
 
 
@@ -88,7 +94,7 @@ def _block(raw: msgspec.Raw, limits: Limits) -> list[Any]:
     try:
         return _keys.decode(raw)
     except RecursionError:
-        raise RefusedError(RejectReason.LIMIT, "an extra key has lists in lists beyond any reader's depth") from None
+        raise RefusedError(RejectReason.LIMIT, f"extra_keys: {TOO_DEEP}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(RejectReason.WRONG_TYPE, f"extra_keys: {error}") from None
 

@@ -12,7 +12,7 @@ import msgspec
 from schemas.wire.batches import check_payload, event_list
 from schemas.wire.hashes import memcache_text
 from schemas.wire.limits import DEFAULT_LIMITS, Limits
-from schemas.wire.raw import is_map
+from schemas.wire.raw import TOO_DEEP, is_map
 from schemas.wire.rfc1527 import read_events
 from schemas.wire.types import RejectReason, WireBatch, WireError
 
@@ -45,7 +45,7 @@ def decode(payload: bytes, limits: Limits = DEFAULT_LIMITS) -> WireBatch:
     except msgspec.ValidationError as error:
         raise WireError(RejectReason.WRONG_SHAPE, f"not {{events: [...]}}: {error}") from None
     except RecursionError:
-        raise WireError(RejectReason.LIMIT, "lists in lists beyond any reader's depth") from None
+        raise WireError(RejectReason.LIMIT, TOO_DEEP) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(RejectReason.NOT_MSGPACK, str(error)) from None
     events, rejected = read_events(items, memcache_text, limits)
@@ -58,7 +58,7 @@ def _newest(items: Sequence[msgspec.Raw]) -> float:
         return 0.0
     try:
         stamp = _timestamp.decode(items[-1]).timestamp
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return 0.0
     return float(stamp) / 1000.0 if stamp and 0 < stamp < 1e15 else 0.0
 

@@ -8,6 +8,7 @@ from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason
 
 NIL: Final = msgspec.Raw(b"\xc0")
+TOO_DEEP: Final = "lists in lists deeper than can be read"
 
 _NIL_BYTE = 0xC0
 

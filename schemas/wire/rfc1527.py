@@ -12,7 +12,7 @@ from schemas.blocks import Tier, tier_of_medium
 from schemas.wire.hash_lists import read_hash, read_hashes
 from schemas.wire.hashes import TextRule, low64
 from schemas.wire.limits import Limits
-from schemas.wire.raw import NIL, is_map, is_nil
+from schemas.wire.raw import NIL, TOO_DEEP, is_map, is_nil
 from schemas.wire.refusal import RefusedError
 from schemas.wire.tokens import check_token_count, read_tokens
 from schemas.wire.types import Rejected, RejectReason, WireCleared, WireEvent, WireRemoved, WireStored
@@ -74,7 +74,9 @@ def _read(item: msgspec.Raw, text_rule: TextRule, limits: Limits) -> WireEvent:
         event = _decoder.decode(item)
     except msgspec.ValidationError as error:
         raise RefusedError(RejectReason.WRONG_TYPE, str(error)) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise RefusedError(RejectReason.LIMIT, TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(RejectReason.NOT_MSGPACK, str(error)) from None
     kind = _kind(event)
     if len(view) > limits.text:

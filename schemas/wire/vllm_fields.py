@@ -6,7 +6,7 @@ Fields up to ``block_size`` are sent by every release in both forms and are requ
 
 import msgspec
 
-from schemas.wire.raw import NIL, is_array, is_map
+from schemas.wire.raw import NIL, TOO_DEEP, is_array, is_map
 from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason
 
@@ -87,7 +87,7 @@ _TAGS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 def read_fields(item: msgspec.Raw) -> Stored | Removed | Cleared:
     """One event, by its first byte an array or a map.
 
-    Raises RefusedError: WRONG_SHAPE, UNKNOWN_EVENT, MISSING_FIELD, WRONG_TYPE or NOT_MSGPACK.
+    Raises RefusedError: WRONG_SHAPE, UNKNOWN_EVENT, MISSING_FIELD, WRONG_TYPE, LIMIT or NOT_MSGPACK.
     """
     first = memoryview(item)[0]
     fields: Stored | Removed | Cleared
@@ -100,7 +100,9 @@ def read_fields(item: msgspec.Raw) -> Stored | Removed | Cleared:
             raise RefusedError(RejectReason.WRONG_SHAPE, f"an event is an array or a map, first byte is 0x{first:02x}")
     except msgspec.ValidationError as error:
         raise _why(item, first, str(error)) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise RefusedError(RejectReason.LIMIT, TOO_DEEP) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RefusedError(RejectReason.NOT_MSGPACK, str(error)) from None
     return fields
 
@@ -109,7 +111,7 @@ def _why(item: msgspec.Raw, first: int, detail: str) -> RefusedError:
     """The reason behind a validation error; found only when there is one, so that good events stay cheap."""
     try:
         tag = _map_tag.decode(item).type if is_map(first) else _array_tag.decode(item).tag
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return RefusedError(RejectReason.UNKNOWN_EVENT, "the event's type is missing or not text")
     if tag not in _TAGS:
         return RefusedError(RejectReason.UNKNOWN_EVENT, f"event type {tag[:80]!r} is unknown")

@@ -23,6 +23,8 @@ def test_a_live_message_is_topic_sequence_and_payload() -> None:
         ([b"kv", SEQ, b"p", b"extra"], RejectReason.FRAME_COUNT),
         ([b"kv", SEQ[:4], b"p"], RejectReason.SEQUENCE_WIDTH),
         ([b"kv", b"", b"p"], RejectReason.SEQUENCE_WIDTH),
+        ([b"kv", b"00000001" + SEQ, b"p"], RejectReason.SEQUENCE_WIDTH),
+        ([b"kv", FF, b""], RejectReason.SEQUENCE_WIDTH),
     ],
 )
 def test_ev_07_other_frame_sets_are_refused_by_reason(frames: list[bytes], reason: RejectReason) -> None:

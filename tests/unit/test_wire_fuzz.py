@@ -30,6 +30,14 @@ EVENTS = st.one_of(
     VALUES, st.dictionaries(FIELDS, st.one_of(TAGS, VALUES)), st.lists(st.one_of(TAGS, VALUES), max_size=9)
 )
 
+GOOD: dict[str, object] = {
+    "type": "BlockStored", "block_hashes": [11, 12], "parent_block_hash": None, "token_ids": [1, 2, 3, 4],
+    "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None, "extra_keys": None, "group_idx": None,
+    "kv_cache_spec_kind": None, "kv_cache_spec_sliding_window": None, "locality": None, "ownership": None,
+    "session_id": None, "lookahead_token_ids": None,
+}  # fmt: skip
+SPOILT = st.dictionaries(st.sampled_from(sorted(GOOD)), VALUES, min_size=1, max_size=3)
+
 
 def decode_all(payload: bytes) -> int:
     refused = 0
@@ -50,6 +58,26 @@ def test_arbitrary_bytes(payload: bytes) -> None:
 def test_arbitrary_values_in_the_shape_of_batches(events: list[object], rank: object) -> None:
     assert decode_all(msgspec.msgpack.encode([1.0, events, rank])) >= 1
     assert decode_all(msgspec.msgpack.encode({"events": events})) >= 3
+
+
+@given(SPOILT)
+def test_a_spoilt_event_is_read_or_refused_and_the_one_after_it_is_read(changes: dict[str, object]) -> None:
+    event = GOOD | changes
+    for spoilt in (event, list(event.values())):
+        batch = vllm.decode(msgspec.msgpack.encode([1.0, [spoilt, GOOD], 0]))
+        assert len(batch.events) + len(batch.rejected) == 2
+        assert batch.events[-1].hashes == (11, 12)  # type: ignore[union-attr]
+
+
+@given(st.dictionaries(st.sampled_from(["event_type", "seq_hashes", "parent_hash", "token_ids", "medium"]), VALUES))
+def test_a_spoilt_pool_event_is_read_or_refused_and_the_one_after_it_is_read(changes: dict[str, object]) -> None:
+    good: dict[str, object] = {"event_type": "stored", "seq_hashes": [7], "medium": "cpu", "backend_id": "n"}
+    for decode in (memcache.decode, mooncake.decode, yuanrong.decode):
+        events = [good | changes, good]
+        payload = {"events": events} if decode is memcache.decode else [1, events, 0]
+        batch = decode(msgspec.msgpack.encode(payload))
+        assert len(batch.events) + len(batch.rejected) == 2
+        assert batch.events[-1].hashes == (7,)  # type: ignore[union-attr]
 
 
 @given(st.lists(st.binary(max_size=12), max_size=6))
@@ -97,16 +125,29 @@ def test_mutated_captures_never_crash_and_memory_stays_flat() -> None:
         sizes.append(tracemalloc.get_traced_memory()[0])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
+    # The first rounds fill caches of the interpreter and of the decoders.
     assert sizes[-1] - sizes[1] < 64 * 1024
     assert peak < 16 * 1024 * 1024
 
 
-@pytest.mark.parametrize("depth", [100, 5000, 100_000])
-def test_deep_nesting_is_refused_or_skipped(depth: int) -> None:
+def deep_events(depth: int) -> list[bytes]:
     nested = b"\x91" * depth + b"\xc0"
-    assert decode_all(nested) == 4
-    batch = b"\x93\xc0\x91" + nested + b"\x00"
-    assert decode_all(batch) >= 1
+    stored = b"\xabBlockStored\x91\x05\xc0\xc0\x00\xc0\xc0\xc0"
+    return [
+        nested,
+        b"\x99" + stored + b"\x91\x91" + nested,
+        b"\x9b" + stored + b"\xc0\xc0" + nested,
+        b"\x82\xa4type\xa7unknown\xa1x" + nested,
+        b"\x82\xaaevent_type\xa7cleared\xa1x" + nested,
+    ]
+
+
+@pytest.mark.parametrize("depth", [*range(1, 20), 100, *range(850, 1010, 3), 5000, 100_000])
+def test_lists_in_lists_are_refused_or_skipped_at_every_depth(depth: int) -> None:
+    assert decode_all(b"\x91" * depth + b"\xc0") == 4
+    for event in deep_events(depth):
+        assert decode_all(b"\x93\xc0\x91" + event + b"\x00") >= 1
+        assert decode_all(b"\x81\xa6events\x91" + event) >= 3
 
 
 def test_lengths_beyond_the_payload_cost_no_memory() -> None:

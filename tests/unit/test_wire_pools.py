@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.blocks import Tier
-from schemas.wire import memcache, mooncake, yuanrong
+from schemas.wire import memcache, mooncake, vllm, yuanrong
 from schemas.wire.hashes import BadHashError, memcache_text, object_key_text, plain_text
 from schemas.wire.types import RejectReason, WireCleared, WireError, WireRemoved, WireStored
 
@@ -108,6 +108,15 @@ def test_memcache_media_are_tiers_and_a_missing_one_stays_open(medium: str | Non
     assert event.tier is tier
 
 
+def test_a_pools_payload_is_dispatched_by_its_first_byte() -> None:
+    assert memcache.is_batch(memcache.encode_batch([]))
+    assert memcache.is_batch(b"\xde\x00\x00")
+    assert memcache.is_batch(b"\xdf\x00\x00\x00\x00")
+    assert not memcache.is_batch(mooncake.encode_batch(1, []))
+    assert not memcache.is_batch(b"\xdc\x00\x00")
+    assert not memcache.is_batch(b"")
+
+
 def pool_refused(event: dict[str, Any]) -> RejectReason:
     good = {"event_type": "removed", "seq_hashes": [1], "medium": "cpu", "backend_id": "b"}
     batch = memcache.decode(msgspec.msgpack.encode({"events": [event, good]}))
@@ -120,7 +129,8 @@ def test_t20_the_type_comes_first_so_a_clear_needs_no_hashes_and_an_unknown_type
     cleared = {"event_type": "cleared", "seq_hashes": [], "backend_id": "b"}
     (event,) = memcache.decode(msgspec.msgpack.encode({"events": [cleared]})).events
     assert event == WireCleared(None, backend_id="b")
-    assert pool_refused({"event_type": "flushed", "seq_hashes": [1]}) is RejectReason.UNKNOWN_EVENT
+    for unknown in ("flushed", "CLEARED", "not_cleared", "cleared ", "", "KVCleared"):
+        assert pool_refused({"event_type": unknown, "seq_hashes": [1]}) is RejectReason.UNKNOWN_EVENT
     assert pool_refused({"seq_hashes": [1]}) is RejectReason.UNKNOWN_EVENT
 
 
@@ -162,6 +172,20 @@ def test_ev_09_a_mooncake_event_with_its_hash_given_twice_is_one_block() -> None
         "node-1",
     )
     assert batch.timestamp == 1753868745.0
+
+
+def test_ev_06_a_pool_names_a_block_by_the_low_64_bits_of_the_engines_digest() -> None:
+    digest = bytes.fromhex("aa" * 24 + "0102030405060708")
+    engine = {"type": "BlockStored", "block_hashes": [digest], "parent_block_hash": None, "token_ids": [1, 2, 3, 4]}
+    engine |= {"block_size": 4, "medium": "GPU"}
+    pool = {"type": "BlockStored", "block_hashes": [72623859790382856], "parent_block_hash": None, "token_ids": []}
+    pool |= {"block_size": 0, "medium": "SHARED_STORAGE"}
+    (on_npu,) = vllm.decode(msgspec.msgpack.encode([1000.0, [engine], 0])).events
+    (in_pool,) = mooncake.decode(mooncake.encode_batch(1, [pool])).events
+    assert isinstance(on_npu, WireStored)
+    assert isinstance(in_pool, WireStored)
+    assert on_npu.hashes == in_pool.hashes == (0x0102030405060708,)
+    assert (on_npu.tier, in_pool.tier) == (Tier.NPU, Tier.DISK)
 
 
 def test_legacy_type_names_and_block_hashes_alone_are_understood() -> None:

@@ -111,8 +111,26 @@ def test_ev_05_hashes_in_every_form_become_their_low_64_bits_for_stores_parents_
     assert removed == WireRemoved((expected,), Tier.NPU)
 
 
+def test_integers_and_bytes_may_be_mixed_in_one_list() -> None:
+    mixed = [1, bytes(31) + b"\x02", -3, bytes(15) + b"\x04"]
+    assert decode_one(stored(block_hashes=mixed, token_ids=[])).hashes == (1, 2, 2**64 - 3, 4)
+
+
+def test_sq_11_skipped_fields_are_tolerated_and_bridge_nothing() -> None:
+    event = stored(block_hashes=[1792], parent_block_hash=1664, token_ids=[13, 14, 15, 16])
+    event |= {"skipped_parent_block_hash": 1536, "skipped_token_ids": [9, 10, 11, 12]}
+    decoded = decode_one(event)
+    assert (decoded.hashes, decoded.parent, list(decoded.token_ids)) == ((1792,), 1664, [13, 14, 15, 16])
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [1, 2, 3, 4, 5], [1]])
+def test_t24_partial_and_misaligned_blocks_are_refused(tokens: list[int]) -> None:
+    assert refused(stored(token_ids=tokens)) is RejectReason.TOKEN_COUNT
+    assert refused(stored(token_ids=tokens, block_size=0)) is RejectReason.TOKEN_COUNT
+
+
 @pytest.mark.parametrize(
-    "bad", [b"", b"\x00", bytes(7), bytes(65), "", "xyz", "0x", "99999999999999999999", None, "-5"]
+    "bad", [b"", b"\x00", bytes(7), bytes(65), "", "xyz", "0x", "99999999999999999999", None, "-5", " 42", "42 "]
 )
 def test_ev_05_hashes_that_name_nothing_are_refused(bad: Any) -> None:
     assert refused(stored(block_hashes=[bad])) is RejectReason.BAD_HASH
@@ -137,6 +155,9 @@ def test_ev_10_the_tag_may_be_anywhere_and_unknown_or_missing_tags_cost_one_even
         (stored(block_hashes="bad"), RejectReason.WRONG_TYPE),
         (stored(block_hashes=[1.5]), RejectReason.WRONG_TYPE),
         (stored(block_hashes=[[1]]), RejectReason.WRONG_TYPE),
+        (stored(block_hashes=[bytes(8), "ff"], token_ids=[]), RejectReason.WRONG_TYPE),
+        (stored(parent_block_hash=[1]), RejectReason.WRONG_TYPE),
+        (stored(parent_block_hash=1.5), RejectReason.WRONG_TYPE),
         (stored(token_ids="tokens"), RejectReason.WRONG_TYPE),
         (stored(token_ids=[1, 2, 3, "x"]), RejectReason.WRONG_TYPE),
         (stored(block_size="4"), RejectReason.WRONG_TYPE),
@@ -148,6 +169,12 @@ def test_ev_10_the_tag_may_be_anywhere_and_unknown_or_missing_tags_cost_one_even
         (stored(token_ids=[1, 2, 3, -1]), RejectReason.BAD_TOKEN),
         (stored(token_ids=[1, 2, 3, 2**32]), RejectReason.BAD_TOKEN),
         (["BlockStored"], RejectReason.MISSING_FIELD),
+        (["BlockStored", [11]], RejectReason.MISSING_FIELD),
+        (["BlockStored", [11], None, TOKENS], RejectReason.MISSING_FIELD),
+        (
+            {"type": "BlockStored", "block_hashes": [11], "token_ids": TOKENS, "block_size": 4},
+            RejectReason.MISSING_FIELD,
+        ),
         ({"type": "BlockStored"}, RejectReason.MISSING_FIELD),
         ({"type": "BlockRemoved"}, RejectReason.MISSING_FIELD),
         (7, RejectReason.WRONG_SHAPE),
@@ -259,11 +286,41 @@ def test_a_message_that_is_no_batch_is_refused_as_a_whole(payload: bytes, reason
     assert caught.value.reason is reason
 
 
-def test_sizes_are_limited() -> None:
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(Limits(payload_bytes=10), RejectReason.TOO_LARGE), (Limits(events=1), RejectReason.LIMIT)],
+)
+def test_a_message_above_its_limits_is_refused_as_a_whole(limits: Limits, reason: RejectReason) -> None:
     with pytest.raises(WireError) as caught:
-        vllm.decode(pack([stored()], 0), Limits(payload_bytes=10))
-    assert caught.value.reason is RejectReason.TOO_LARGE
+        vllm.decode(pack([stored(), stored()], 0), limits)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("limits", "event"),
+    [
+        (Limits(hashes=1), stored(block_hashes=[1, 2], token_ids=[])),
+        (Limits(hashes=1), {"type": "BlockRemoved", "block_hashes": [1, 2], "medium": "GPU"}),
+        (Limits(tokens=3), stored()),
+        (Limits(block_keys=1), stored(extra_keys=[["a", "b"]])),
+        (Limits(depth=1), stored(extra_keys=[[["a", ["b", 1, [2]]]]])),
+        (Limits(text=2), stored(lora_name="abc")),
+        (Limits(text=2), stored(extra_keys=[["abc"]])),
+        (Limits(text=2), stored(extra_keys=[[["abc", 1]]])),
+        (Limits(text=2), stored(kv_cache_spec_kind="abc")),
+    ],
+)
+def test_every_limit_refuses_the_one_event_above_it(limits: Limits, event: dict[str, Any]) -> None:
+    small = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
+    batch = vllm.decode(pack([event, small], 0), limits)
+    assert [refusal.reason for refusal in batch.rejected] == [RejectReason.LIMIT]
+    assert len(batch.events) == 1
+    assert vllm.decode(pack([event], 0)).rejected == ()
+
+
+def test_the_default_limits_are_in_force() -> None:
     assert refused(stored(block_hashes=list(range(65_537)), token_ids=[])) is RejectReason.LIMIT
+    assert refused(stored(group_idx=1024)) is RejectReason.LIMIT
     assert refused(stored(lora_name="x" * 5000)) is RejectReason.LIMIT
     assert refused(stored(extra_keys=[["k"] * 257])) is RejectReason.LIMIT
     assert refused(stored(extra_keys=[["k" * 2_000_000]])) is RejectReason.LIMIT
