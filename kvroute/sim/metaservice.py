@@ -7,7 +7,6 @@ from typing import Any
 import prometheus_client
 import zmq.asyncio
 from prometheus_client import CollectorRegistry, Gauge
-from services.runtime.http_server import HttpServer
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -17,6 +16,7 @@ from kvroute.sim.memcache_events import MetaServiceNames, encode_batch
 from kvroute.sim.pool_store import CPU, DISK, PoolStore
 from kvroute.sim.publisher import EventPublisher
 from kvroute.sim.registration import ENGINE_TYPE, MEMCACHE, Registration
+from services.runtime.http_server import HttpServer
 
 FIRST_SEQUENCE = 1
 BYTES_PER_KEY = 2 * 1024 * 1024
