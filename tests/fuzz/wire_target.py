@@ -3,10 +3,11 @@
 Anything but WireError out of a codec is a crash; the peak of memory is limited by ``-rss_limit_mb``.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
-import atheris
+import atheris  # type: ignore[import-untyped]
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -15,22 +16,19 @@ with atheris.instrument_imports(include=["schemas.wire"]):
     from schemas.wire.frames import parse_live, parse_replay
     from schemas.wire.types import WireError
 
-PARTS = (vllm.decode, memcache.decode, mooncake.decode, yuanrong.decode, parse_live, parse_replay)
+GROUPS = vllm.GroupFilter()
 
 
 def one_input(data: bytes) -> None:
-    """Every part reads the input; frames are cut at the bytes ``fe fe``."""
-    groups = vllm.GroupFilter()
-    for part in PARTS:
-        try:
-            if part in (parse_live, parse_replay):
-                part(data.split(b"\xfe\xfe"))
-            elif part is vllm.decode:
-                groups.apply(vllm.decode(data))
-            else:
-                part(data)
-        except WireError:
-            continue
+    """Every codec reads the input; the frame parsers get it cut at the bytes ``fe fe``."""
+    for decode in (vllm.decode, memcache.decode, mooncake.decode, yuanrong.decode):
+        with contextlib.suppress(WireError):
+            GROUPS.apply(decode(data))
+    frames = data.split(b"\xfe\xfe")
+    with contextlib.suppress(WireError):
+        parse_live(frames)
+    with contextlib.suppress(WireError):
+        parse_replay(frames)
 
 
 if __name__ == "__main__":

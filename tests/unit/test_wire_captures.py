@@ -1,5 +1,7 @@
 """Every captured byte of vLLM's publisher module and of real engines decodes to what was published."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,8 +9,10 @@ import pytest
 
 from schemas.blocks import U64_MASK, Tier, tier_of_medium
 from schemas.wire import memcache, vllm
-from schemas.wire.frames import END, parse_live, parse_replay
+from schemas.wire.frames import END, parse_live, parse_replay, replay_request
+from schemas.wire.limits import Limits
 from schemas.wire.types import RejectReason, WireBatch, WireCleared, WireRemoved, WireStored
+from schemas.wire.vllm_encode import REMOVED_FIELDS, STORED_FIELDS
 from tests.captures import (
     engine_capture,
     engine_capture_names,
@@ -88,18 +92,20 @@ def test_every_replay_reply_parses_and_ends_with_the_end_marker(name: str) -> No
     for session in publisher_capture(name)["sessions"]:
         published = {case["seq"]: case for case in session["cases"] if "frames_hex" in case}
         for replay in session["replays"]:
-            if replay["client_socket"] != "DEALER" or not replay["reply_messages_hex"]:
-                continue
             replies = [parse_replay(frames(message)) for message in replay["reply_messages_hex"]]
+            batches = [reply for reply in replies if reply != END]
+            for reply in batches:
+                assert reply.payload == frames(published[reply.seq]["frames_hex"])[2]
+            if replay["client_socket"] != "DEALER" or not replies:
+                continue  # A REQ socket gets one batch and no end marker; a request without delimiter gets nothing.
+            assert replay_request(replay["start_seq"]) == frames(replay["request_frames_hex"])
             assert replies[-1] == END
-            for reply in replies[:-1]:
-                assert reply != END
-                assert reply.payload == frames(published[reply.seq]["frames_hex"])[2]  # type: ignore[union-attr]
+            assert len(batches) == len(replies) - 1
             complete += 1
     assert complete >= 3
 
 
-@pytest.mark.parametrize("name", engine_capture_names())
+@pytest.mark.parametrize("name", [*engine_capture_names(), "vllm-edge_0.32.0_async"])
 def test_every_frame_of_every_real_engine_decodes_without_a_refusal(name: str) -> None:
     capture = engine_capture(name)
     assert capture["live"]
@@ -107,10 +113,22 @@ def test_every_frame_of_every_real_engine_decodes_without_a_refusal(name: str) -
         batch = vllm.decode(parse_live(frames(message["frames_hex"])).payload)
         assert batch.rejected == ()
         assert batch.events
-    for message in capture["replay_from_0"]:
+    for message in capture.get("replay_from_0", ()):
         reply = parse_replay(frames(message))
         if reply != END:
-            assert vllm.decode(reply.payload).rejected == ()  # type: ignore[union-attr]
+            assert vllm.decode(reply.payload).rejected == ()
+
+
+def test_a_hash_stored_twice_by_two_events_is_read_twice_and_removed_twice() -> None:
+    kinds: dict[int, list[type]] = {}
+    for timestamp, events, rank in engine_capture("vllm-dup_0.32.0"):
+        batch = vllm.decode(msgspec.msgpack.encode([timestamp, events, rank]))
+        assert batch.rejected == ()
+        for event in batch.events:
+            assert isinstance(event, WireStored | WireRemoved)
+            for name in event.hashes:
+                kinds.setdefault(name, []).append(type(event))
+    assert [WireStored, WireStored, WireRemoved, WireRemoved] in kinds.values()
 
 
 def test_extra_keys_of_the_publisher_cases_are_told_apart() -> None:
@@ -151,3 +169,20 @@ def test_our_metaservice_form_is_byte_for_byte_the_real_one() -> None:
         block_size=event["block_size"],
     )
     assert memcache.encode_batch([made]) == payload
+
+
+def test_the_position_tables_name_every_field_and_the_reasons_every_refusal() -> None:
+    page = (Path(__file__).parents[2] / "schemas" / "wire" / "README.md").read_text()
+    positions = [
+        [(int(number), name) for number, name in re.findall(r"^\| (\d+) \| `(\w+)`", part, re.MULTILINE)]
+        for part in re.split(r"\*\*BlockRemoved\*\*|\*\*AllBlocksCleared\*\*|## memcache", page)
+    ]
+    assert positions[0] == list(enumerate(STORED_FIELDS, start=1))
+    assert positions[1] == list(enumerate(REMOVED_FIELDS, start=1))
+    payload = memcache.encode_batch([memcache.MetaEvent(0, 1, "stored", "b", "cpu", (1,))])
+    (event,) = msgspec.msgpack.decode(payload)["events"]
+    assert positions[3] == list(enumerate(event, start=1))
+    for reason in RejectReason:
+        assert f"`{reason}`" in page
+    for name in Limits.__dataclass_fields__:
+        assert f"| `{name}`" in page

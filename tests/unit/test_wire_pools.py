@@ -87,7 +87,7 @@ def test_memcache_events_have_15_13_and_11_keys_and_decode_to_what_was_sent() ->
     payload = memcache.encode_batch([meta("stored"), meta("removed"), meta("cleared")])
     assert [len(event) for event in msgspec.msgpack.decode(payload)["events"]] == [15, 13, 11]
     batch = memcache.decode(payload)
-    where = {"backend_id": "10.0.0.5", "model": "m", "tenant": "default"}
+    where: dict[str, Any] = {"backend_id": "10.0.0.5", "model": "m", "tenant": "default"}
     stored, removed, cleared = batch.events
     assert isinstance(stored, WireStored)
     assert (stored.hashes, stored.tier, stored.block_size, stored.backend_id) == ((7,), Tier.CPU, 16, "10.0.0.5")
@@ -176,9 +176,19 @@ def test_ev_09_a_mooncake_event_with_its_hash_given_twice_is_one_block() -> None
 
 def test_ev_06_a_pool_names_a_block_by_the_low_64_bits_of_the_engines_digest() -> None:
     digest = bytes.fromhex("aa" * 24 + "0102030405060708")
-    engine = {"type": "BlockStored", "block_hashes": [digest], "parent_block_hash": None, "token_ids": [1, 2, 3, 4]}
+    engine: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": [digest],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3, 4],
+    }
     engine |= {"block_size": 4, "medium": "GPU"}
-    pool = {"type": "BlockStored", "block_hashes": [72623859790382856], "parent_block_hash": None, "token_ids": []}
+    pool: dict[str, Any] = {
+        "type": "BlockStored",
+        "block_hashes": [72623859790382856],
+        "parent_block_hash": None,
+        "token_ids": [],
+    }
     pool |= {"block_size": 0, "medium": "SHARED_STORAGE"}
     (on_npu,) = vllm.decode(msgspec.msgpack.encode([1000.0, [engine], 0])).events
     (in_pool,) = mooncake.decode(mooncake.encode_batch(1, [pool])).events
@@ -189,7 +199,7 @@ def test_ev_06_a_pool_names_a_block_by_the_low_64_bits_of_the_engines_digest() -
 
 
 def test_legacy_type_names_and_block_hashes_alone_are_understood() -> None:
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "BlockStored", "block_hashes": [-1], "medium": "cpu", "backend_id": "n"},
         {"type": "BlockRemoved", "block_hashes": [5], "medium": "disk", "backend_id": "n"},
         {"event_type": "stored", "object_key": "17", "medium": "cpu", "backend_id": "n"},

@@ -96,7 +96,10 @@ def test_what_was_stored_is_read_back_from_every_release(event: dict[str, Any], 
 
 @given(st.lists(U64, min_size=1, max_size=9), st.sampled_from(RELEASES))
 def test_removals_and_clears_are_read_back_from_every_release(hashes: list[int], release: str) -> None:
-    events = [{"type": "BlockRemoved", "block_hashes": hashes, "medium": None}, {"type": "AllBlocksCleared"}]
+    events: list[dict[str, Any]] = [
+        {"type": "BlockRemoved", "block_hashes": hashes, "medium": None},
+        {"type": "AllBlocksCleared"},
+    ]
     batch = vllm.decode(encode_batch(1.5, events, 0, release))
     assert batch.events == (WireRemoved(tuple(hashes), Tier.NPU), WireCleared(Tier.NPU))
 
