@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -49,7 +50,8 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         tap = StateTap(nc, "matcher", config.runtime.taps_per_second)
         stack.push_async_callback(tap.stop)
         store = RedisStore(client, settings)
-        replica = Replica(nc, js, broker, client, store, Reporter(tap), health, settings)
+        make_streams = partial(ensure_streams, js, config.nats)
+        replica = Replica(nc, js, broker, client, store, Reporter(tap), health, settings, make_streams)
         watch = RegistryWatch(js, replica.registry_changed)
         await watch.start()
         stack.push_async_callback(watch.stop)

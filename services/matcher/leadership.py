@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from faststream.nats import NatsBroker
@@ -11,6 +11,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import NotFoundError
 from redis.exceptions import RedisError
 
 from schemas.events import BodyError, Holder, decode_event_batch
@@ -49,8 +50,10 @@ class Replica:
         reporter: Reporter,
         health: Health,
         settings: MatcherSettings,
+        make_streams: Callable[[], Awaitable[None]],
     ) -> None:
         self._nc = nc
+        self._make_streams = make_streams
         self._js = js
         self._broker = broker
         self._store = store
@@ -109,7 +112,14 @@ class Replica:
         self._lost.clear()
         self._worked_at = time.monotonic()
         self._matcher = Matcher(
-            self._store, self._js, self.fences, self._reporter, self._health, self._lease.epoch, created
+            self._store,
+            self._js,
+            self.fences,
+            self._reporter,
+            self._health,
+            self._lease.epoch,
+            created,
+            self._make_streams,
         )
         taken: asyncio.Queue[Msg] = asyncio.Queue(self._settings.batch_size)
         subscriber = make_subscriber(self._broker, taken.put)
@@ -231,6 +241,9 @@ class Replica:
             await asyncio.sleep(1.0)
             try:
                 info = await self._js.stream_info(EVENTS_STREAM)
+            except NotFoundError:
+                await self._make_streams()
+                return "KV_EVENTS was deleted"
             except (NatsError, OSError, TimeoutError):
                 continue
             if int(info.created.timestamp() * 1000 if info.created else 0) != created:

@@ -27,6 +27,7 @@ from services.matcher.store import Messages
 @dataclass(slots=True)
 class _Space:
     epoch: int = 0
+    stream: int = 0
     applied: int = 0
     outbox: dict[int, tuple[Result, ...]] = field(default_factory=dict)
     pending: dict[int, dict[Waiting, int]] = field(default_factory=dict)
@@ -46,12 +47,14 @@ class MemoryStore:
         self._spaces: dict[SpaceKey, _Space] = {}
         self._capped_pending = 0
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int) -> Applied:
+    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
         """See MatcherStore."""
         state = self._spaces.setdefault(space, _Space())
         if epoch < state.epoch:
             raise FencedError(f"epoch {epoch} is older than {state.epoch}")
         state.epoch = epoch
+        if any(sequence >= 0 for sequence, _ in messages) and stream != state.stream:
+            state.stream, state.applied, state.outbox = stream, 0, {}
         self._capped_pending = 0
         results: dict[int, tuple[Result, ...] | None] = {}
         outbox: dict[int, tuple[Result, ...]] = {}

@@ -74,7 +74,7 @@ class RedisStore:
         self._teachers: dict[bytes, Worker] = {}
         self._known_spaces: set[SpaceKey] = set()
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int) -> Applied:
+    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
         """See MatcherStore. Raises redis.exceptions.RedisError when Redis is away."""
         if space not in self._known_spaces:
             await self._client.sadd(self._spaces_key, _space_name(space))
@@ -83,7 +83,8 @@ class RedisStore:
             [[sequence, [self._pack(operation) for operation in operations]] for sequence, operations in messages],
             use_bin_type=False,
         )
-        answer = _unpack(await self._transitions.run(self._client, self._key(space), epoch, now, self._options, packed))
+        arguments = (epoch, now, self._options, packed, stream)
+        answer = _unpack(await self._transitions.run(self._client, self._key(space), *arguments))
         _check_fence(answer, epoch)
         operations_of = dict(messages)
         results: dict[int, tuple[Result, ...] | None] = {}

@@ -11,12 +11,13 @@ Messages = Sequence[tuple[int, Sequence[Operation]]]
 class MatcherStore(Protocol):
     """State per space. Times in milliseconds since the epoch, given by the caller."""
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int) -> Applied:
+    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
         """Apply operations of messages (sequence, operations) in rising order, atomically and once.
 
         A sequence at or below the last one applied is not applied again: its stored result is returned if it belongs to
         the last call, None otherwise. A negative sequence stands outside of the order: it is always applied and nothing
-        of it is remembered. Raises FencedError when a higher epoch has written.
+        of it is remembered. `stream` identifies the stream in which sequences count: with another one they begin anew.
+        Raises FencedError when a higher epoch has written.
         """
         ...
 

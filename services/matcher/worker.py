@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
+from nats.js.errors import NoStreamResponseError
 from redis.exceptions import RedisError
 
 from schemas.blocks import Tier
@@ -64,8 +65,10 @@ class Matcher:
         health: Health,
         epoch: int,
         stream_created: int,
+        ensure_streams: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
+        self._ensure_streams = ensure_streams
         self._js = js
         self._fences = fences
         self._reporter = reporter
@@ -123,7 +126,7 @@ class Matcher:
     async def _reconcile(self, space: SpaceKey, work: Sequence[tuple[Incoming, Steps]]) -> list[IndexGroup]:
         asked = [(message.sequence, steps.operations()) for message, steps in work]
         if any(operations for _, operations in asked):
-            apply = partial(self._store.apply, space, self._epoch, asked, _now())
+            apply = partial(self._store.apply, space, self._epoch, asked, _now(), self._stream_created)
             applied = await self._patiently("redis", apply, (RedisError, OSError, TimeoutError))
             results = applied.results
             metrics.CAPPED.labels("pending").inc(applied.capped_pending)
@@ -147,8 +150,17 @@ class Matcher:
             first, last = part[0], part[-1]
             numbers = f"{first.source_sequence}.{first.part}-{last.source_sequence}.{last.part}"
             headers = {"Nats-Msg-Id": f"{self._stream_created}/{subject}/{numbers}/{len(body)}"}
-            send = partial(self._js.publish, subject, body, timeout=PUBLISH_TIMEOUT_SECONDS, headers=headers)
-            await self._patiently("nats", send, (NatsError, OSError, TimeoutError))
+            await self._patiently(
+                "nats", partial(self._send, subject, body, headers), (NatsError, OSError, TimeoutError)
+            )
+
+    async def _send(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        try:
+            await self._js.publish(subject, body, timeout=PUBLISH_TIMEOUT_SECONDS, headers=headers)
+        except NoStreamResponseError:
+            # Somebody deleted the stream: make it anew, then the message is tried again.
+            await self._ensure_streams()
+            raise
 
     async def _patiently(
         self, what: str, attempt: Callable[[], Awaitable[Answer]], errors: tuple[type[Exception], ...]

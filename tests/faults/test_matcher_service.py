@@ -17,6 +17,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.js.api import ConsumerConfig, DeliverPolicy
+from nats.js.errors import NoStreamResponseError, NotFoundError
 
 from schemas.blocks import Tier, content_hashes, pack_hashes, prefix_keys, token_bytes
 from schemas.events import (
@@ -417,3 +418,35 @@ async def test_a_pools_new_generation_forgets_what_waited(world: World) -> None:
     got = answers(await world.spaces(), [tokens(1), tokens(2)])
     assert [row[0].cpu_local for row in got] == [0, 3]
     assert Location("pool", HOSTS[0]).backend_id == HOSTS[0]
+
+
+@pytest.mark.parametrize("stream", ["KV_EVENTS", "KV_INDEX"])
+async def test_na_10_a_stream_deleted_by_hand_is_made_anew_and_the_work_goes_on(world: World, stream: str) -> None:
+    matcher = world.start_matcher()
+    await until(matcher.ready, "readiness")
+    for number in (1, 2, 3):
+        await world.send("engine", "one", stored(number))
+
+    async def three() -> bool:
+        return await world.applied() == 3
+
+    await until(three, "three messages")
+    js = world.client.jetstream()
+    await js.delete_stream(stream)
+
+    async def sent_again() -> bool:
+        try:
+            await world.send("engine", "one", stored(4))
+        except NoStreamResponseError:
+            return False
+        return True
+
+    await until(sent_again, "a stream to send to")
+
+    async def arrived() -> bool:
+        with contextlib.suppress(NotFoundError):
+            (row,) = answers(await world.spaces(), [tokens(4)])
+            return row[0].npu == 3
+        return False
+
+    await until(arrived, "the message after the deletion")

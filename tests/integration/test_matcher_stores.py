@@ -280,6 +280,14 @@ async def test_repeated_and_new_messages_may_come_together(store: MatcherStore) 
     assert (await store.apply(SPACE, 3, [(2, [teach(1)]), (3, [prove(2)])], 0)).results == both.results
 
 
+async def test_sequences_count_anew_in_a_stream_that_was_made_anew(store: MatcherStore) -> None:
+    await store.apply(SPACE, 1, [(500, [prove(1)])], 0, stream=1)
+    applied = await store.apply(SPACE, 1, [(1, [teach(1)])], 0, stream=2)
+    assert applied.results[1] == (Taught(matched=((0, (Waiting(HOST1, CPU),)),)),)
+    again = await store.apply(SPACE, 1, [(1, [teach(1)])], 0, stream=2)
+    assert again.results == applied.results
+
+
 async def test_a_leader_that_was_replaced_cannot_write(store: MatcherStore) -> None:
     await store.apply(SPACE, 7, [(1, [prove(1)])], 0)
     with pytest.raises(FencedError):
