@@ -73,19 +73,24 @@ class Router:
             "medium_endpoints": {"npu": publisher.endpoint},
             "store_backend": "Memcache",
         }
-        await self._register(body | more, publisher)
+        await self._register(body | more)
+        await asyncio.wait_for(publisher.subscribed(), DEADLINE_SECONDS)
 
     async def register_pool(self, model: str, instance_id: str, publisher: EventPublisher, block_size: int) -> None:
+        await self.register_pool_at(model, instance_id, publisher.endpoint, block_size)
+        await asyncio.wait_for(publisher.subscribed(), DEADLINE_SECONDS)
+
+    async def register_pool_at(self, model: str, instance_id: str, endpoint: str, block_size: int) -> None:
         body = {
             "instance_id": instance_id,
             "type": "vLLM",
             "modelname": model,
             "block_size": block_size,
             "dp_rank": 0,
-            "endpoint": publisher.endpoint,
+            "endpoint": endpoint,
             "store_backend": "Memcache",
         }
-        await self._register(body, publisher)
+        await self._register(body)
 
     async def query(self, model: str, block_size: int, tokens: Sequence[int], **more: Any) -> dict[str, Any]:
         """The default tenant's part of the answer."""
@@ -118,10 +123,9 @@ class Router:
         endpoint = instance["endpoints"][str(dp_rank)]
         return endpoint["npu_blocks"], endpoint["cpu_blocks"], endpoint["disk_blocks"]
 
-    async def _register(self, body: dict[str, Any], publisher: EventPublisher) -> None:
+    async def _register(self, body: dict[str, Any]) -> None:
         response = await self.http.post("/register", json=body)
         assert response.status_code == 201, response.text
-        await asyncio.wait_for(publisher.subscribed(), DEADLINE_SECONDS)
 
 
 class Pipeline:
@@ -148,7 +152,7 @@ class Pipeline:
             return
 
         async def ingested() -> bool:
-            status = await self._publisher(publisher.endpoint)
+            status = await self.publisher(publisher.endpoint)
             return status["last_seq"] == publisher.last_sent and status["messages"]["pending"] == 0
 
         await eventually(ingested, True)
@@ -172,7 +176,8 @@ class Pipeline:
 
         await eventually(routed, True)
 
-    async def _publisher(self, endpoint: str) -> dict[str, Any]:
+    async def publisher(self, endpoint: str) -> dict[str, Any]:
+        """What ingest says of one publisher."""
         publishers = (await self._http.get(f"{self._ingest_url}/publishers")).json()["publishers"]
         (status,) = (publisher for publisher in publishers if publisher["endpoint"] == endpoint)
         return dict(status)
