@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from schemas.events import EventBatch, StateNote
 from services.matcher import metrics
-from services.matcher.reconcile import Note
+from services.matcher.confirmation import Note
 from services.matcher.state import Expired, SpaceKey
 from services.runtime.logging import get_logger, kv_event_wanted, log_kv_event
 from services.runtime.taps import StateTap

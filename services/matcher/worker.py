@@ -27,8 +27,9 @@ from schemas.events import (
 )
 from schemas.subjects import index_subject
 from services.matcher import metrics
+from services.matcher.confirmation import finish
 from services.matcher.fences import Fences, holder_of_publisher
-from services.matcher.reconcile import POOL_TIERS, Ask, Steps, finish, plan
+from services.matcher.reconcile import POOL_TIERS, Ask, Steps, plan
 from services.matcher.reporting import Reporter
 from services.matcher.state import Forget, SpaceKey
 from services.matcher.store import MatcherStore

@@ -15,8 +15,9 @@ from schemas.wire import vllm
 from schemas.wire.frames import parse_live
 from services.ingest.canonical import canonicalise
 from services.ingest.registrations import publishers_of
+from services.matcher.confirmation import finish
 from services.matcher.memory_store import MemoryStore
-from services.matcher.reconcile import finish, plan
+from services.matcher.reconcile import plan
 from services.matcher.settings import MatcherSettings
 from services.router.index import create_index
 from services.router.index.port import Coverage

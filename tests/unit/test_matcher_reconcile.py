@@ -12,8 +12,9 @@ import pytest
 from schemas.blocks import Tier, content_hashes, namespace_root, pack_hashes, prefix_keys, token_bytes
 from schemas.events import WIRE_VERSION, Cleared, Event, EventBatch, IndexBatch, Location, Removed, Stored, Worker
 from schemas.registry import EngineRecord, PoolRecord
+from services.matcher.confirmation import finish
 from services.matcher.memory_store import MemoryStore
-from services.matcher.reconcile import finish, plan
+from services.matcher.reconcile import plan
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import Forget
 from services.router.index.plain import PlainIndex
