@@ -39,8 +39,11 @@ from services.matcher.store import Messages
 
 
 class _Script:
-    def __init__(self, name: str) -> None:
-        self.text = resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    """One Lua script out of files in lua/, in order."""
+
+    def __init__(self, *names: str) -> None:
+        folder = resources.files(__package__).joinpath("lua")
+        self.text = "\n".join(folder.joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names)
         self._sha: str | None = None
 
     async def run(self, client: Any, key: str, *arguments: Any) -> Any:
@@ -69,8 +72,8 @@ class RedisStore:
                 settings.max_content,
             ]
         )
-        self._transitions = _Script("transitions.lua")
-        self._expire = _Script("expire.lua")
+        self._transitions = _Script("begin", "content", "waiting", "operations")
+        self._expire = _Script("expire")
         self._teachers: dict[bytes, Worker] = {}
         self._known_spaces: set[SpaceKey] = set()
 

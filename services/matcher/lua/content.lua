@@ -1,0 +1,105 @@
+-- Content of blocks in time slices, and packed lists of names.
+-- Content lives in time slices, so that ageing costs nothing: a slice is dropped whole. A record says when it ends.
+local function slices(family, ttl)
+  local width = math.max(1, math.floor(ttl / SLICES))
+  local current = math.floor(now / width)
+  local names = {}
+  for age = 0, SLICES + 1 do
+    names[age + 1] = prefix .. family .. ':' .. (current - age)
+  end
+  return names, width
+end
+local content_slices, content_width = slices('content', content_ttl)
+local offload_slices, offload_width = slices('offload', offload_ttl)
+
+local function alive(record)
+  return struct.unpack('>d', string.sub(record, 2, 9)) > now
+end
+
+local function put(slice, width, ttl, names, records)
+  local room = math.floor(max_content / SLICES) - redis.call('HLEN', slice)
+  if room < #names then
+    capped_content = capped_content + #names - math.max(0, room)
+  end
+  local last = math.min(#names, math.max(0, room))
+  for first = 1, last, CHUNK do
+    local arguments = {}
+    for i = first, math.min(first + CHUNK - 1, last) do
+      arguments[#arguments + 1] = names[i]
+      arguments[#arguments + 1] = records[i]
+    end
+    redis.call('HSET', slice, unpack(arguments))
+  end
+  if last > 0 then
+    redis.call('PEXPIRE', slice, ttl + 2 * width)
+  end
+end
+
+local function many(key, names)
+  local values = {}
+  for first = 1, #names, CHUNK do
+    local chunk = {}
+    for i = first, math.min(first + CHUNK - 1, #names) do
+      chunk[#chunk + 1] = names[i]
+    end
+    for i, value in ipairs(redis.call('HMGET', key, unpack(chunk))) do
+      values[first + i - 1] = value
+    end
+  end
+  return values
+end
+
+-- The youngest living record of every name in a family: list of record or false, list of slice ages.
+local function find(family_slices, names)
+  local found, ages, missing = {}, {}, {}
+  for i = 1, #names do
+    found[i] = false
+    missing[i] = i
+  end
+  for age, slice in ipairs(family_slices) do
+    if #missing == 0 then
+      break
+    end
+    if redis.call('EXISTS', slice) == 1 then
+      local wanted = {}
+      for j, i in ipairs(missing) do
+        wanted[j] = names[i]
+      end
+      local values, still = many(slice, wanted), {}
+      for j, i in ipairs(missing) do
+        if values[j] and alive(values[j]) then
+          found[i], ages[i] = values[j], age
+        elseif values[j] then
+          found[i] = false
+        else
+          still[#still + 1] = i
+        end
+      end
+      missing = still
+    end
+  end
+  return found, ages
+end
+
+local function split(packed)
+  local names = {}
+  for position = 1, #packed, 8 do
+    names[#names + 1] = string.sub(packed, position, position + 7)
+  end
+  return names
+end
+
+local function refresh(family_slices, width, ttl, names, found, ages)
+  local fresh_names, fresh_records = {}, {}
+  for i, record in ipairs(found) do
+    if record then
+      local ends = struct.unpack('>d', string.sub(record, 2, 9))
+      if ages[i] > 1 or ends < now + ttl then
+        fresh_names[#fresh_names + 1] = names[i]
+        fresh_records[#fresh_records + 1] = string.sub(record, 1, 1)
+          .. struct.pack('>d', now + ttl) .. string.sub(record, 10)
+      end
+    end
+  end
+  put(family_slices[1], width, ttl, fresh_names, fresh_records)
+end
