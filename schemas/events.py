@@ -69,6 +69,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     epoch.
     own_tiers: tiers that this engine's events prove by themselves (no pool behind it), e.g. ("cpu",).
     counted: stores of one hash add up and each needs a removal of its own (docs/adr/0006).
+    pool_expected: a pool stands behind this engine, so the content of its blocks may be asked for later.
     """
 
     version: int
@@ -85,6 +86,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     events: list[Event]
     own_tiers: tuple[Tier, ...] = ()
     counted: bool = False
+    pool_expected: bool = True
 
 
 class Worker(msgspec.Struct, frozen=True, array_like=True, tag="worker"):

@@ -1,10 +1,8 @@
 """Wires the matcher: registry watch, Redis, the FastStream broker, HTTP."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -55,14 +53,9 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         watch = RegistryWatch(js, replica.registry_changed)
         await watch.start()
         stack.push_async_callback(watch.stop)
-        running = asyncio.create_task(replica.run(), name="replica")
-        stack.push_async_callback(_end, running)
+        replica.start()
+        stack.push_async_callback(replica.stop)
         yield
-
-
-async def _end(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def make_app(config: Config, health: Health) -> Starlette:

@@ -1,52 +1,67 @@
-"""Which messages may still be applied: events of retired generations and of unregistered publishers may not (pure)."""
+"""What the registry says of publishers: whose events may still be applied, and who is gone (pure).
+
+Generations themselves are compared where the state is, in the store: what one leader decided, the next one repeats.
+"""
 
 from schemas.events import EventBatch, Holder, Location, Worker
-from schemas.registry import StoreBackend
+from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
 from services.runtime.registry_store import Registry
 
 PublisherKey = tuple[str, str, int]
 
 
 class Fences:
-    """The highest generation seen per publisher, and what the registry says."""
+    """The lowest generation that counts per publisher."""
 
     def __init__(self) -> None:
-        self._generations: dict[PublisherKey, int] = {}
-        self._retired: dict[PublisherKey, int] = {}
+        self._lowest: dict[PublisherKey, int] = {}
+        self._spaces: frozenset[tuple[str, str]] = frozenset()
         self._registry = Registry()
 
-    def set_registry(self, registry: Registry) -> list[Holder]:
-        """Take over a new view; the holders (worker, or pool as a location without backend) that are gone by it."""
-        before, self._registry = self._registry, registry
+    def set_registry(self, registry: Registry) -> list[RetiredRecord]:
+        """Take over a new view; the tombstones that are new in it."""
+        known = {_tombstone_key(record) for record in self._registry.retired}
+        self._registry = registry
+        live: tuple[EngineRecord | PoolRecord, ...] = (*registry.engines.values(), *registry.pools.values())
+        self._lowest = {(record.kind, record.instance_id, record.dp_rank): record.generation for record in live}
         for record in registry.retired:
-            key = (record.retired_kind, record.instance_id, record.dp_rank)
-            self._retired[key] = max(self._retired.get(key, 0), record.generation)
-        gone: list[Holder] = [Worker(*key) for key in before.engines if key not in registry.engines]
-        gone.extend(Location(pool_id, "") for pool_id in before.pools if pool_id not in registry.pools)
-        return gone
+            self._lowest[record.retired_kind, record.instance_id, record.dp_rank] = record.generation + 1
+        self._spaces = frozenset((record.model, record.tenant) for record in live)
+        return [record for record in registry.retired if _tombstone_key(record) not in known]
 
-    def admit(self, batch: EventBatch) -> tuple[bool, bool]:
-        """(whether the message may be applied, whether it starts a new generation)."""
-        key = (batch.source, batch.instance_id, batch.dp_rank)
-        if batch.generation <= self._retired.get(key, -1):
-            return False, False
-        current = self._generations.get(key)
-        if current is not None and batch.generation < current:
-            return False, False
-        self._generations[key] = batch.generation
-        return True, current is not None and batch.generation > current
+    @property
+    def retired(self) -> tuple[RetiredRecord, ...]:
+        """Every tombstone of the registry."""
+        return self._registry.retired
 
-    def remembers(self, batch: EventBatch) -> bool:
-        """Whether content of this engine may be needed for pool events (unknown engines: yes)."""
-        if batch.own_tiers:
-            return True
-        record = self._registry.engines.get((batch.instance_id, batch.dp_rank))
-        return record is None or record.store_backend != StoreBackend.NONE
+    @property
+    def spaces(self) -> frozenset[tuple[str, str]]:
+        """The spaces that registrations name."""
+        return self._spaces
 
-    def is_configured(self, model: str) -> bool:
-        """Whether a model comes from a registration, so that it may become a metric label."""
-        records = (*self._registry.engines.values(), *self._registry.pools.values())
-        return any(record.model == model for record in records)
+    def lowest(self, batch: EventBatch) -> int:
+        """The lowest generation that the registry admits of a message's publisher, 0 for one it does not know."""
+        return self._lowest.get((batch.source, batch.instance_id, batch.dp_rank), 0)
+
+    def is_registered(self, batch: EventBatch) -> bool:
+        """Whether a publisher comes from a registration, so that its name may become a metric label."""
+        key = (batch.instance_id, batch.dp_rank)
+        return key in self._registry.engines if batch.source == "engine" else batch.instance_id in self._registry.pools
+
+    def is_configured(self, space: tuple[str, str]) -> bool:
+        """Whether a space comes from a registration, so that its names may become metric labels."""
+        return space in self._spaces
+
+
+def _tombstone_key(record: RetiredRecord) -> tuple[str, str, int, int]:
+    return (record.retired_kind, record.instance_id, record.dp_rank, record.generation)
+
+
+def holder_of_tombstone(record: RetiredRecord) -> Holder:
+    """Whose blocks an unregistration takes away: a worker's, or those of all locations of a pool."""
+    if record.retired_kind == "engine":
+        return Worker(record.instance_id, record.dp_rank)
+    return Location(record.instance_id, "")
 
 
 def holder_of_publisher(batch: EventBatch) -> Holder:

@@ -14,16 +14,26 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 from redis.exceptions import RedisError
 
-from schemas.events import BodyError, Holder, decode_event_batch
-from schemas.subjects import EVENTS_STREAM
+from schemas.events import BodyError, EventBatch, decode_event_batch
+from schemas.registry import RetiredRecord
+from schemas.subjects import EVENTS_STREAM, MATCHER_CONSUMER
 from services.matcher import metrics
 from services.matcher.fences import Fences
 from services.matcher.lease import Lease
+from services.matcher.reconcile import batch_problem, problem
 from services.matcher.reporting import Reporter
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import FencedError
 from services.matcher.store import MatcherStore
-from services.matcher.subscription import make_subscriber, recreate_consumer, start_sequence
+from services.matcher.subscription import (
+    is_missing,
+    make_subscriber,
+    recreate_consumer,
+    sequence_of,
+    start_sequence,
+    start_subscriber,
+)
+from services.matcher.tasks import end_tasks
 from services.matcher.worker import Incoming, Matcher
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
@@ -31,6 +41,7 @@ from services.runtime.logging import RateLimited, get_logger
 DEAD_SUBJECT = "kv.dead.matcher"
 EXPIRE_LIMIT = 1000
 FINISH_SECONDS = 5.0
+STOP_SECONDS = 7.0
 STALLED_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 
@@ -38,7 +49,7 @@ log = get_logger("leadership")
 
 
 class Replica:
-    """One matcher process; `run` never returns by itself."""
+    """One matcher process: at work while it holds the lease, standing by otherwise."""
 
     def __init__(
         self,
@@ -53,43 +64,55 @@ class Replica:
         make_streams: Callable[[], Awaitable[None]],
     ) -> None:
         self._nc = nc
-        self._make_streams = make_streams
         self._js = js
         self._broker = broker
         self._store = store
         self._reporter = reporter
         self._health = health
         self._settings = settings
+        self._make_streams = make_streams
         self._lease = Lease(redis_client, settings.key_prefix, settings.lease_ttl)
         self._warnings = RateLimited()
-        self._gone: asyncio.Queue[list[Holder]] = asyncio.Queue()
+        self._gone: asyncio.Queue[list[RetiredRecord]] = asyncio.Queue()
         self._busy: asyncio.Task[None] | None = None
         self._matcher: Matcher | None = None
         self._lost = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._position = 0
         self._worked_at = 0.0
         self.fences = Fences()
 
     def registry_changed(self, registry: Any) -> None:
         """Take over a new view of the registry."""
-        gone = self.fences.set_registry(registry)
-        if gone and self._matcher is not None:
-            self._gone.put_nowait(gone)
+        retired = self.fences.set_registry(registry)
+        if retired and self._matcher is not None:
+            self._gone.put_nowait(retired)
 
-    async def run(self) -> None:
-        """Stand by and work, in turns, for ever."""
-        while True:
+    def start(self) -> None:
+        """Begin to stand by and to work, in turns, until `stop`."""
+        self._running = asyncio.create_task(self._run(), name="replica")
+
+    async def stop(self) -> None:
+        """Finish the batch at work, give up the lease and end."""
+        self._stopping.set()
+        if self._running is not None:
+            await asyncio.wait({self._running}, timeout=STOP_SECONDS)
+            await end_tasks([self._running])
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
             try:
                 acquired = await self._lease.acquire()
                 self._health.set("redis", True)
             except (RedisError, OSError, TimeoutError) as error:
                 self._trouble("redis", f"Redis cannot be reached: {str(error) or type(error).__name__}")
-                await asyncio.sleep(RETRY_SECONDS)
+                await self._pause(RETRY_SECONDS)
                 continue
             if not acquired:
                 self._health.note("role", "standing by: another matcher is at work")
                 self._health.set("role", True)
-                await asyncio.sleep(self._settings.lease_ttl / 6)
+                await self._pause(self._settings.lease_ttl / 6)
                 continue
             self._health.note("role", f"at work, epoch {self._lease.epoch}")
             metrics.LEADER.set(1)
@@ -97,12 +120,17 @@ class Replica:
                 await self._lead()
             except (RedisError, NatsError, OSError, TimeoutError) as error:
                 self._trouble("role", f"cannot work: {str(error) or type(error).__name__}")
-                await asyncio.sleep(RETRY_SECONDS)
+                await self._pause(RETRY_SECONDS)
             finally:
                 metrics.LEADER.set(0)
                 await self._lease.release()
 
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
     async def _lead(self) -> None:
+        await self._make_streams()
         info = await self._js.stream_info(EVENTS_STREAM)
         created = int(info.created.timestamp() * 1000) if info.created else 0
         position = await self._lease.position(created)
@@ -121,80 +149,109 @@ class Replica:
             created,
             self._make_streams,
         )
-        taken: asyncio.Queue[Msg] = asyncio.Queue(self._settings.batch_size)
-        subscriber = make_subscriber(self._broker, taken.put)
-        await subscriber.start()
+        self._gone = asyncio.Queue()
+        if self.fences.retired:
+            # The leader before may have died between an unregistration and its end.
+            self._gone.put_nowait(list(self.fences.retired))
+        subscriber = make_subscriber(self._broker, self._handler(created), self._settings.batch_size)
+        await start_subscriber(subscriber, self._settings.batch_size)
         self._health.set("role", True)
         log.info("leading", epoch=self._lease.epoch, first_sequence=first)
-        watchers = [
+        watchers: list[asyncio.Task[Any]] = [
             asyncio.create_task(self._lease.keep(), name="lease"),
-            asyncio.create_task(self._consume(taken, created), name="consume"),
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._forget_gone(), name="forget"),
             asyncio.create_task(self._watch_stream(created), name="stream"),
             asyncio.create_task(self._lost.wait(), name="lost"),
+            asyncio.create_task(self._stopping.wait(), name="stopping"),
         ]
         try:
             await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for watcher in watchers:
-                watcher.cancel()
-            results = await asyncio.gather(*watchers, return_exceptions=True)
+            results = await end_tasks(watchers)
             if self._busy is not None:
                 await asyncio.wait({self._busy}, timeout=FINISH_SECONDS)
             with contextlib.suppress(NatsError, TimeoutError, OSError):
                 await subscriber.stop()
             if self._busy is not None:
-                self._busy.cancel()
-                await asyncio.gather(self._busy, return_exceptions=True)
+                await end_tasks([self._busy])
             self._matcher = None
             reasons = [str(result) for result in results if isinstance(result, Exception | str) and str(result)]
             log.info("stopped_leading", epoch=self._lease.epoch, reasons=reasons)
 
-    async def _consume(self, taken: asyncio.Queue[Msg], created: int) -> None:
-        """Whatever has come while the last batch was on its way is the next batch."""
-        while not self._lost.is_set():
-            messages = [await taken.get()]
-            while not taken.empty() and len(messages) < self._settings.batch_size:
-                messages.append(taken.get_nowait())
+    def _handler(self, created: int) -> Any:
+        async def on_batch(messages: list[Msg]) -> None:
             matcher = self._matcher
-            if matcher is None:
+            if matcher is None or self._lost.is_set():
                 return
             self._busy = asyncio.create_task(self._work(matcher, messages, created), name="batch")
             await asyncio.shield(self._busy)
 
+        return on_batch
+
     async def _work(self, matcher: Matcher, messages: Sequence[Msg], created: int) -> None:
-        fresh = [message for message in messages if message.metadata.sequence.stream > self._position]
-        if not fresh:
-            return
         try:
-            await matcher.process([await self._read(message) for message in fresh])
-            self._position = fresh[-1].metadata.sequence.stream
-            await self._lease.set_position(created, self._position)
+            fresh = await self._in_sequence(messages)
+            if not fresh:
+                return
+            await matcher.process([await self._read(sequence, message) for sequence, message in fresh])
+            self._position = fresh[-1][0]
         except FencedError as error:
             log.warning("fenced", error=str(error))
             self._lost.set()
             return
-        except (RedisError, OSError, TimeoutError) as error:
-            # The batch is done and published; only the note of it is missing, which costs a repetition at most.
-            log.info("position_not_stored", error=str(error))
+        except (NatsError, OSError, TimeoutError) as error:
+            self._trouble("nats", f"NATS does not answer: {str(error) or type(error).__name__}")
+            self._lost.set()
+            return
         except Exception:
             log.exception("batch_failed")
             self._lost.set()
             return
         self._worked_at = time.monotonic()
+        # The batch is done and published. Without this note of it, it is repeated at most, which changes nothing.
+        with contextlib.suppress(RedisError, OSError, TimeoutError):
+            await self._lease.set_position(created, self._position)
         with contextlib.suppress(NatsError, OSError):
-            await fresh[-1].ack()
+            await fresh[-1][1].ack()
 
-    async def _read(self, message: Msg) -> Incoming:
-        sequence = message.metadata.sequence.stream
+    async def _in_sequence(self, messages: Sequence[Msg]) -> list[tuple[int, Msg]]:
+        """The messages that come next, without repeated ones and up to the first that a delivery has lost.
+
+        JetStream takes what it sent into a broken connection for delivered, and acknowledging the messages behind it
+        would acknowledge it too. The consumer is then made anew at the lost message.
+        """
+        fresh: list[tuple[int, Msg]] = []
+        expected = self._position + 1
+        for message in messages:
+            sequence = sequence_of(message)
+            if sequence < expected:
+                continue
+            if sequence > expected and await is_missing(self._js, expected, sequence - 1):
+                log.warning("delivery_lost", first=expected, last=sequence - 1)
+                self._lost.set()
+                break
+            if sequence > expected:
+                metrics.SKIPPED.inc(sequence - expected)
+                if self._warnings.allow("skipped") is not None:
+                    log.warning("stream_has_no_longer", first=expected, last=sequence - 1)
+            fresh.append((sequence, message))
+            expected = sequence + 1
+        return fresh
+
+    async def _read(self, sequence: int, message: Msg) -> Incoming:
+        batch: EventBatch | None = None
         try:
-            return Incoming(sequence, decode_event_batch(message.data))
+            batch = decode_event_batch(message.data)
+            reason = batch_problem(batch)
         except BodyError as error:
+            reason = str(error)
+        reasons = [reason] if reason else [text for text in map(problem, batch.events if batch else ()) if text]
+        if reasons:
             if self._warnings.allow("body") is not None:
-                log.warning("message_refused", subject=message.subject, sequence=sequence, error=str(error))
+                log.warning("message_refused", subject=message.subject, sequence=sequence, error=reasons[0])
             await self._nc.publish(DEAD_SUBJECT, message.data)
-            return Incoming(sequence, None)
+        return Incoming(sequence, None if reason else batch)
 
     async def _sweep(self) -> None:
         while True:
@@ -212,27 +269,24 @@ class Replica:
         while True:
             expired = await self._store.expire(space, self._lease.epoch, int(time.time() * 1000), EXPIRE_LIMIT)
             remaining = await self._store.pending(space)
-            if self.fences.is_configured(space[0]):
+            if self.fences.is_configured(space):
                 metrics.PENDING.labels(*space).set(remaining)
             if not expired:
                 return
             self._reporter.expired(space, expired, remaining, self._settings.pending_ttl)
 
     async def _forget_gone(self) -> None:
+        gone = self._gone
         while True:
-            holders = await self._gone.get()
+            tombstones = await gone.get()
             matcher = self._matcher
             if matcher is None:
                 return
             try:
-                await matcher.forget(holders)
+                await matcher.forget(tombstones)
             except FencedError:
                 self._lost.set()
                 return
-            except (RedisError, OSError, TimeoutError) as error:
-                self._trouble("redis", f"Redis cannot be reached: {str(error) or type(error).__name__}")
-                await asyncio.sleep(RETRY_SECONDS)
-                self._gone.put_nowait(holders)
 
     async def _watch_stream(self, created: int) -> str:
         """Ends when the subscription no longer delivers what the stream has, or the stream is another one."""
@@ -241,15 +295,17 @@ class Replica:
             await asyncio.sleep(1.0)
             try:
                 info = await self._js.stream_info(EVENTS_STREAM)
+                consumer = await self._js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)
             except NotFoundError:
-                await self._make_streams()
-                return "KV_EVENTS was deleted"
+                return "KV_EVENTS or its consumer is gone"
             except (NatsError, OSError, TimeoutError):
                 continue
             if int(info.created.timestamp() * 1000 if info.created else 0) != created:
                 return "KV_EVENTS was made anew"
+            delivered = consumer.delivered.stream_seq if consumer.delivered else 0
+            lost = bool(consumer.num_ack_pending) and delivered > self._position
             working = self._busy is not None and not self._busy.done()
-            if info.state.last_seq <= self._position or working:
+            if working or not (consumer.num_pending or lost):
                 behind_since = None
             elif behind_since is None:
                 behind_since = time.monotonic()

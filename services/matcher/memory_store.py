@@ -1,16 +1,19 @@
 """The waiting state in memory: the reference for the Lua transitions, and the store of tests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from schemas.blocks import unpack_hashes
-from schemas.events import Location
+from schemas.blocks import Tier, unpack_hashes
+from schemas.events import Holder, Location
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import (
+    Answer,
     Applied,
     Content,
     Expired,
     FencedError,
     Forget,
+    Message,
     Operation,
     Prove,
     Proved,
@@ -19,9 +22,12 @@ from services.matcher.state import (
     Taught,
     Teach,
     Undo,
+    Verdict,
     Waiting,
+    group_key,
 )
-from services.matcher.store import Messages
+
+Name = tuple[Holder | None, int]
 
 
 @dataclass(slots=True)
@@ -29,11 +35,12 @@ class _Space:
     epoch: int = 0
     stream: int = 0
     applied: int = 0
-    outbox: dict[int, tuple[Result, ...]] = field(default_factory=dict)
-    pending: dict[int, dict[Waiting, int]] = field(default_factory=dict)
-    content: dict[int, tuple[Content, int]] = field(default_factory=dict)
-    offload: dict[int, tuple[Content, int]] = field(default_factory=dict)
-    poor: dict[int, tuple[Content, list[Waiting]]] = field(default_factory=dict)
+    outbox: dict[int, Answer] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    pending: dict[Name, dict[Waiting, int]] = field(default_factory=dict)
+    content: dict[Name, tuple[Content, int]] = field(default_factory=dict)
+    offload: dict[Name, tuple[Content, int]] = field(default_factory=dict)
+    poor: dict[Name, tuple[Content, list[Waiting]]] = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -47,33 +54,47 @@ class MemoryStore:
         self._spaces: dict[SpaceKey, _Space] = {}
         self._capped_pending = 0
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
+    async def apply(self, space: SpaceKey, epoch: int, stream: int, messages: Sequence[Message], now: int) -> Applied:
         """See MatcherStore."""
         state = self._spaces.setdefault(space, _Space())
         if epoch < state.epoch:
             raise FencedError(f"epoch {epoch} is older than {state.epoch}")
         state.epoch = epoch
-        if any(sequence >= 0 for sequence, _ in messages) and stream != state.stream:
+        if stream != state.stream:
             state.stream, state.applied, state.outbox = stream, 0, {}
         self._capped_pending = 0
-        results: dict[int, tuple[Result, ...] | None] = {}
-        outbox: dict[int, tuple[Result, ...]] = {}
-        for sequence, operations in messages:
-            if sequence < 0:
-                results[sequence] = tuple(self._run(state, operation, now) for operation in operations)
-                continue
-            if sequence <= state.applied:
-                found = state.outbox.get(sequence)
-                results[sequence] = found
-                if found is not None:
-                    outbox[sequence] = found
-                continue
-            done = tuple(self._run(state, operation, now) for operation in operations)
-            results[sequence] = outbox[sequence] = done
-            state.applied = sequence
-        if any(sequence >= 0 for sequence, _ in messages):
-            state.outbox = outbox
-        return Applied(results, capped_pending=self._capped_pending)
+        answers: dict[int, Answer | None] = {}
+        ordered = [message.sequence for message in messages if message.sequence >= 0]
+        outbox: dict[int, Answer] = {}
+        for message in messages:
+            sequence = message.sequence
+            answer = state.outbox.get(sequence)
+            if sequence < 0 or sequence > state.applied:
+                answer = self._admit_and_run(state, message, now)
+            if sequence >= 0:
+                state.applied = max(state.applied, sequence)
+                if answer is not None:
+                    outbox[sequence] = answer
+            answers[sequence] = answer
+        if ordered:
+            # What lies behind this call was not asked for again yet: a new leader may take smaller batches.
+            later = {sequence: answer for sequence, answer in state.outbox.items() if sequence > ordered[-1]}
+            state.outbox = outbox | later
+        return Applied(answers, capped_pending=self._capped_pending)
+
+    def _admit_and_run(self, state: _Space, message: Message, now: int) -> Answer:
+        verdict = Verdict.ADMITTED
+        if message.publisher is not None:
+            publisher = group_key(message.publisher)
+            current = state.generations.get(publisher, -1)
+            if message.generation < max(current, message.lowest):
+                return Answer((), Verdict.RETIRED)
+            if message.generation > current:
+                state.generations[publisher] = message.generation
+                if current >= 0:
+                    verdict = Verdict.RESTARTED
+                    self._forget(state, Forget(message.publisher, tuple(Tier)))
+        return Answer(tuple(self._run(state, operation, now) for operation in message.operations), verdict)
 
     async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:
         """See MatcherStore."""
@@ -87,7 +108,7 @@ class MemoryStore:
             if len(expired) >= limit:
                 break
             if max(state.pending[name].values()) <= now:
-                expired.extend(Expired(name, waiting) for waiting in state.pending.pop(name))
+                expired.extend(Expired(name[1], waiting) for waiting in state.pending.pop(name))
         return expired
 
     async def spaces(self) -> list[SpaceKey]:
@@ -104,22 +125,24 @@ class MemoryStore:
         if isinstance(operation, Prove):
             return self._prove(state, operation, now)
         if isinstance(operation, Undo):
-            for name in unpack_hashes(operation.hashes):
+            for name in _names(operation.hashes, operation.holder if operation.own else None):
                 self._stop_waiting(state, name, Waiting(operation.holder, operation.tier))
-                if operation.forget_offload:
-                    state.offload.pop(name, None)
+                said = state.offload.get(name)
+                if operation.forget_offload and said is not None and said[0].teacher == operation.holder:
+                    del state.offload[name]
             return None
         self._forget(state, operation)
         return None
 
     def _teach(self, state: _Space, operation: Teach, now: int) -> Taught:
-        names, contents = unpack_hashes(operation.hashes), unpack_hashes(operation.contents)
+        names = _names(operation.hashes, operation.teacher if operation.own else None)
+        contents = unpack_hashes(operation.contents)
         parent = operation.parent
         matched, corrected = [], []
         correcting, differs = operation.npu and bool(state.poor), False
         for number, (name, content_hash) in enumerate(zip(names, contents, strict=True)):
             content = Content(parent, content_hash, 0 if parent is not None else operation.root, operation.teacher)
-            parent = name
+            parent = name[1]
             family, ttl = (state.content, self._content_ttl) if operation.npu else (state.offload, self._offload_ttl)
             family[name] = (content, now + ttl)
             if correcting:
@@ -141,14 +164,14 @@ class MemoryStore:
     def _prove(self, state: _Space, operation: Prove, now: int) -> Proved:
         found: list[Content | None] = []
         waiting = Waiting(operation.holder, operation.tier)
-        for name in unpack_hashes(operation.hashes):
+        for name in _names(operation.hashes, operation.holder if operation.own else None):
             content = self._find(state, name, waiting, now)
             found.append(content)
             if content is None:
                 self._wait(state, name, waiting, now)
         return Proved(tuple(found))
 
-    def _find(self, state: _Space, name: int, waiting: Waiting, now: int) -> Content | None:
+    def _find(self, state: _Space, name: Name, waiting: Waiting, now: int) -> Content | None:
         content, deadline = state.content.get(name, (None, 0))
         if content is not None and deadline > now:
             state.content[name] = (content, now + self._content_ttl)
@@ -162,14 +185,14 @@ class MemoryStore:
             return content
         return None
 
-    def _wait(self, state: _Space, name: int, waiting: Waiting, now: int) -> None:
+    def _wait(self, state: _Space, name: Name, waiting: Waiting, now: int) -> None:
         if name not in state.pending and len(state.pending) >= self._max_pending:
             oldest = min(state.pending, key=lambda block: max(state.pending[block].values()))
             del state.pending[oldest]
             self._capped_pending += 1
         state.pending.setdefault(name, {})[waiting] = now + self._pending_ttl
 
-    def _stop_waiting(self, state: _Space, name: int, waiting: Waiting) -> None:
+    def _stop_waiting(self, state: _Space, name: Name, waiting: Waiting) -> None:
         entries = state.pending.get(name)
         if entries is not None:
             entries.pop(waiting, None)
@@ -187,6 +210,11 @@ class MemoryStore:
             for waiting in known:
                 if waiting.tier in operation.tiers and _covers(operation, waiting):
                     self._stop_waiting(state, name, waiting)
+
+
+def _names(hashes: bytes, domain: Holder | None) -> list[Name]:
+    """Engine hashes as keys: names of two workers never meet, those of pools and of the engines behind them do."""
+    return [(domain, name) for name in unpack_hashes(hashes)]
 
 
 def same_place(one: Content, other: Content) -> bool:

@@ -4,6 +4,7 @@ Keys: ``<prefix>:matcher:{<model>|<tenant>}:...``; the hash tag puts a space int
 newer than Redis 6.2.
 """
 
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, unquote
@@ -12,16 +13,18 @@ import msgpack
 import xxhash
 from redis.exceptions import NoScriptError
 
-from schemas.events import Worker
+from schemas.events import Holder, Worker
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import (
     TIER_CODES,
     TIERS_BY_CODE,
+    Answer,
     Applied,
     Content,
     Expired,
     FencedError,
     Forget,
+    Message,
     Operation,
     Prove,
     Proved,
@@ -29,13 +32,14 @@ from services.matcher.state import (
     SpaceKey,
     Taught,
     Teach,
-    Undo,
+    Verdict,
     Waiting,
     group_key,
     holder_key,
     holder_of,
 )
-from services.matcher.store import Messages
+
+MAX_CACHED_WORKERS = 65_536
 
 
 class _Script:
@@ -74,37 +78,42 @@ class RedisStore:
         )
         self._transitions = _Script("begin", "content", "waiting", "operations")
         self._expire = _Script("expire")
+        self._content_ttl = round(settings.content_ttl * 1000)
+        self._offload_ttl = round(settings.offload_ttl * 1000)
+        self._worker_ids: dict[Worker, bytes] = {}
         self._teachers: dict[bytes, Worker] = {}
         self._known_spaces: set[SpaceKey] = set()
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
+    async def apply(self, space: SpaceKey, epoch: int, stream: int, messages: Sequence[Message], now: int) -> Applied:
         """See MatcherStore. Raises redis.exceptions.RedisError when Redis is away."""
         if space not in self._known_spaces:
             await self._client.sadd(self._spaces_key, _space_name(space))
             self._known_spaces.add(space)
-        packed = msgpack.packb(
-            [[sequence, [self._pack(operation) for operation in operations]] for sequence, operations in messages],
-            use_bin_type=False,
-        )
-        arguments = (epoch, now, self._options, packed, stream)
+        packed = msgpack.packb([self._pack_message(message) for message in messages], use_bin_type=False)
+        arguments = (epoch, stream, now, self._options, packed)
         answer = _unpack(await self._transitions.run(self._client, self._key(space), *arguments))
         _check_fence(answer, epoch)
-        operations_of = dict(messages)
-        results: dict[int, tuple[Result, ...] | None] = {}
+        operations_of = {message.sequence: message.operations for message in messages}
+        answers: dict[int, Answer | None] = {}
         for sequence, raw in answer[1]:
-            if raw is False:
-                results[sequence] = None
-            else:
-                pairs = zip(operations_of[sequence], raw, strict=True)
-                results[sequence] = tuple([await self._result(space, operation, item) for operation, item in pairs])
-        return Applied(results, capped_pending=answer[2], capped_content=answer[3])
+            answers[sequence] = None if raw is False else await self._answer(space, operations_of[sequence], *raw)
+        return Applied(answers, capped_pending=answer[2], capped_content=answer[3])
+
+    async def _answer(self, space: SpaceKey, operations: Sequence[Operation], verdict: bytes, raw: Any) -> Answer:
+        if verdict == b"retired":
+            return Answer((), Verdict.RETIRED)
+        pairs = zip(operations, _list(raw), strict=True)
+        results = tuple([await self._result(space, operation, item) for operation, item in pairs])
+        return Answer(results, Verdict(verdict.decode()))
 
     async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:
         """See MatcherStore."""
-        answer = _unpack(await self._expire.run(self._client, self._key(space), epoch, now, limit))
+        arguments = (epoch, now, limit, self._content_ttl, self._offload_ttl)
+        answer = _unpack(await self._expire.run(self._client, self._key(space), *arguments))
         _check_fence(answer, epoch)
         return [
-            Expired(int.from_bytes(name, "little"), _waiting(holder, tier)) for name, holder, tier in _list(answer[1])
+            Expired(int.from_bytes(name[-8:], "little"), _waiting(holder, tier))
+            for name, holder, tier in _list(answer[1])
         ]
 
     async def spaces(self) -> list[SpaceKey]:
@@ -122,11 +131,26 @@ class RedisStore:
     def _key(self, space: SpaceKey) -> str:
         return f"{self._prefix}{{{_space_name(space)}}}:"
 
+    def _pack_message(self, message: Message) -> list[Any]:
+        publisher = "" if message.publisher is None else group_key(message.publisher)
+        operations = [self._pack(operation) for operation in message.operations]
+        return [message.sequence, operations, publisher, message.generation, message.lowest]
+
+    def _worker_id(self, worker: Worker) -> bytes:
+        known = self._worker_ids.get(worker)
+        if known is None:
+            if len(self._worker_ids) >= MAX_CACHED_WORKERS:
+                self._worker_ids.clear()
+                self._teachers.clear()
+            known = self._worker_ids[worker] = xxhash.xxh3_64_digest(holder_key(worker).encode())
+            self._teachers[known] = worker
+        return known
+
+    def _domain(self, holder: Holder, own: bool) -> bytes:
+        return self._worker_id(holder) if own and isinstance(holder, Worker) else b""
+
     def _pack(self, operation: Operation) -> list[Any]:
         if isinstance(operation, Teach):
-            teacher = holder_key(operation.teacher).encode()
-            teacher_id = xxhash.xxh3_64_digest(teacher)
-            self._teachers[teacher_id] = operation.teacher
             return [
                 "teach",
                 int(operation.npu),
@@ -134,15 +158,19 @@ class RedisStore:
                 b"" if operation.parent is None else operation.parent.to_bytes(8, "little"),
                 operation.contents,
                 operation.root.to_bytes(8, "little"),
-                teacher_id,
-                teacher,
+                self._worker_id(operation.teacher),
+                holder_key(operation.teacher),
+                self._domain(operation.teacher, operation.own),
             ]
+        if isinstance(operation, Forget):
+            return _pack_forget(operation)
+        holder, tier = holder_key(operation.holder), TIER_CODES[operation.tier]
+        domain = self._domain(operation.holder, operation.own)
         if isinstance(operation, Prove):
-            return ["prove", operation.hashes, holder_key(operation.holder), TIER_CODES[operation.tier]]
-        if isinstance(operation, Undo):
-            holder, tier = holder_key(operation.holder), TIER_CODES[operation.tier]
-            return ["undo", operation.hashes, holder, tier, int(operation.forget_offload)]
-        return _pack_forget(operation)
+            return ["prove", operation.hashes, holder, tier, domain]
+        forgetful = operation.forget_offload and isinstance(operation.holder, Worker)
+        teacher = self._worker_id(operation.holder) if forgetful and isinstance(operation.holder, Worker) else b""
+        return ["undo", operation.hashes, holder, tier, teacher, domain]
 
     async def _result(self, space: SpaceKey, operation: Operation, raw: Any) -> Result:
         if isinstance(operation, Teach):

@@ -48,9 +48,9 @@ class Reporter:
                 )
             )
 
-    def dropped(self, batch: EventBatch, reason: str) -> None:
-        """A whole message without effect."""
-        note = Note("dropped", "", "", len(batch.events), reason=reason)
+    def dropped(self, batch: EventBatch, reason: str, events: int) -> None:
+        """Events of a message without effect."""
+        note = Note("dropped", "", "", events, reason=reason)
         self.report(batch, (batch.model, batch.tenant), [note])
 
     def expired(self, space: SpaceKey, expired: Sequence[Expired], remaining: int, ttl: float) -> None:

@@ -1,6 +1,7 @@
 """The vocabulary of the matcher's state: operations on it, their results, and the names of holders (pure)."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from schemas.blocks import Tier
 from schemas.events import Holder, Location, Worker
@@ -16,7 +17,8 @@ class Teach:
     """Content of a chain of blocks. npu: it comes from an NPU event and wins over what offload events say.
 
     hashes, contents: packed LE u64 of equal length; parent: name of the block before the first; root: namespace of a
-    chain without parent; teacher: the worker whose names these are.
+    chain without parent; teacher: the worker whose names these are. own: the names stay in the teacher's own domain
+    (an engine whose tiers are its own); otherwise they are joined with those of pools.
     """
 
     npu: bool
@@ -25,25 +27,31 @@ class Teach:
     contents: bytes
     root: int
     teacher: Worker
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Blocks that landed in a tier of a holder; those without known content wait."""
+    """Blocks that landed in a tier of a holder; those without known content wait. own: in the holder's own domain."""
 
     hashes: bytes
     holder: Holder
     tier: Tier
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """Blocks that left; their waiting entries of this holder and tier go. forget_offload: offload content goes too."""
+    """Blocks that left; their waiting entries of this holder and tier go.
+
+    forget_offload: the offload content that this very worker taught goes too, nobody else's. own: as in Prove.
+    """
 
     hashes: bytes
     holder: Holder
     tier: Tier
     forget_offload: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,22 @@ class Forget:
 
 
 Operation = Teach | Prove | Undo | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one message asks of a space.
+
+    sequence: its place in KV_EVENTS; a negative one stands outside of the order: it is always applied and nothing of
+    it is remembered. publisher: what its generation counts for (a worker, or a pool as a location without backend),
+    None for no fence. lowest: the lowest generation that the registry admits.
+    """
+
+    sequence: int
+    operations: tuple[Operation, ...] = ()
+    publisher: Holder | None = None
+    generation: int = 0
+    lowest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +125,28 @@ class Expired:
     waiting: Waiting
 
 
+class Verdict(StrEnum):
+    """What a message's generation means: it counts, it begins a new life (the old one's waiting is over), or it is of
+    a life that is over."""
+
+    ADMITTED = "admitted"
+    RESTARTED = "restarted"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one message: a result per operation, none for a retired one."""
+
+    results: tuple[Result, ...] = ()
+    verdict: Verdict = Verdict.ADMITTED
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What a store answers: results per message sequence (None: that message was done and published long ago)."""
+    """What a store answers, per message sequence (None: that message was done and published long ago)."""
 
-    results: dict[int, tuple[Result, ...] | None]
+    answers: dict[int, Answer | None]
     capped_pending: int = 0
     capped_content: int = 0
 

@@ -3,21 +3,18 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from services.matcher.state import Applied, Expired, Operation, SpaceKey
-
-Messages = Sequence[tuple[int, Sequence[Operation]]]
+from services.matcher.state import Applied, Expired, Message, SpaceKey
 
 
 class MatcherStore(Protocol):
     """State per space. Times in milliseconds since the epoch, given by the caller."""
 
-    async def apply(self, space: SpaceKey, epoch: int, messages: Messages, now: int, stream: int = 0) -> Applied:
-        """Apply operations of messages (sequence, operations) in rising order, atomically and once.
+    async def apply(self, space: SpaceKey, epoch: int, stream: int, messages: Sequence[Message], now: int) -> Applied:
+        """Apply messages in rising order, atomically and once.
 
-        A sequence at or below the last one applied is not applied again: its stored result is returned if it belongs to
-        the last call, None otherwise. A negative sequence stands outside of the order: it is always applied and nothing
-        of it is remembered. `stream` identifies the stream in which sequences count: with another one they begin anew.
-        Raises FencedError when a higher epoch has written.
+        A sequence at or below the last one applied is not applied again: its stored answer is returned as long as a
+        later call has not gone past it, None afterwards. stream: when KV_EVENTS was created; in another stream the
+        sequences count anew. Raises FencedError when a higher epoch has written.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The FastStream side: a pull subscriber on the durable consumer of KV_EVENTS, with raw messages.
+"""The FastStream side: a batch pull subscriber on the durable consumer of KV_EVENTS, with raw messages.
 
 The consumer is made anew whenever a replica becomes active, at the first message that is not known to be done:
 JetStream would otherwise mix redelivered and new messages, and order within a publisher would be lost.
@@ -19,6 +19,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from schemas.subjects import EVENTS_ALL, EVENTS_STREAM, MATCHER_CONSUMER
+from services.matcher.standing_pull import StandingPull
 from services.runtime.broker import connection_options
 from services.runtime.settings import NatsSettings
 
@@ -26,9 +27,9 @@ ACK_WAIT_SECONDS = 60.0
 TITLE = "kv.events"
 DESCRIPTION = "Canonical event batches (schemas.events.EventBatch, msgpack) of every engine rank and pool"
 
-PULL_SECONDS = 5.0
+LINGER_SECONDS = 0.002
 
-OnMessage = Callable[[Msg], Awaitable[None]]
+OnBatch = Callable[[list[Msg]], Awaitable[None]]
 
 
 def make_broker(settings: NatsSettings, name: str) -> NatsBroker:
@@ -75,22 +76,43 @@ async def _raw(message: NatsMessage) -> Any:
     return message.raw_message
 
 
-def make_subscriber(broker: NatsBroker, on_message: OnMessage) -> Any:
-    """A subscriber that is not started yet; its handler gets nats.aio.msg.Msg, and acknowledging is left to others.
-
-    One message a pull: it comes at once. (A pull for many waits until it has as many or its time is over, and short
-    times make nats-py lose deliveries until a pull that nobody reads any more has expired.)
-    """
+def make_subscriber(broker: NatsBroker, on_batch: OnBatch, batch_size: int) -> Any:
+    """A subscriber that is not started yet; its handler gets lists of nats.aio.msg.Msg and acknowledges itself."""
     subscriber = broker.subscriber(
         EVENTS_ALL,
         stream=EVENTS_STREAM,
         durable=MATCHER_CONSUMER,
-        pull_sub=PullSub(batch_size=1, timeout=PULL_SECONDS),
+        pull_sub=PullSub(batch_size=batch_size, timeout=LINGER_SECONDS, batch=True),
         ack_policy=AckPolicy.MANUAL,
         decoder=_raw,
         persistent=False,
         title=TITLE,
         description=DESCRIPTION,
     )
-    subscriber(on_message)
+    subscriber(on_batch)
     return subscriber
+
+
+async def start_subscriber(subscriber: Any, batch_size: int) -> None:
+    """Start it on the existing consumer, fetching through a standing pull."""
+    pull = StandingPull(subscriber.connection, EVENTS_STREAM, MATCHER_CONSUMER, batch_size)
+    await pull.start()
+    await subscriber.start()
+    # Its task has not run yet: nothing has been asked through the subscription that is replaced.
+    fetching, subscriber.subscription = subscriber.subscription, pull
+    await fetching.unsubscribe()
+
+
+def sequence_of(message: Msg) -> int:
+    """A message's place in its stream, from the reply subject of its delivery (without parsing the rest)."""
+    tokens = message.reply.split(".")
+    return int(tokens[5] if len(tokens) == 9 else tokens[7])
+
+
+async def is_missing(js: JetStreamContext, first: int, last: int) -> bool:
+    """Whether the stream still has a message of these sequences: then it was delivered and lost on the way."""
+    try:
+        found = await js.get_msg(EVENTS_STREAM, seq=first, subject=EVENTS_ALL, next=True)
+    except NotFoundError:
+        return False
+    return found.seq is not None and found.seq <= last

@@ -25,13 +25,14 @@ from schemas.events import (
     IndexStored,
     encode,
 )
+from schemas.registry import RetiredRecord
 from schemas.subjects import index_subject
 from services.matcher import metrics
 from services.matcher.confirmation import finish
-from services.matcher.fences import Fences, holder_of_publisher
-from services.matcher.reconcile import POOL_TIERS, Ask, Steps, plan
+from services.matcher.fences import Fences, holder_of_publisher, holder_of_tombstone
+from services.matcher.reconcile import POOL_TIERS, Steps, plan
 from services.matcher.reporting import Reporter
-from services.matcher.state import Forget, SpaceKey
+from services.matcher.state import Applied, Forget, Message, SpaceKey, Verdict
 from services.matcher.store import MatcherStore
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
@@ -40,8 +41,10 @@ FIRST_WAIT_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 2.0
 MAX_BODY_BYTES = 768 * 1024
 PUBLISH_TIMEOUT_SECONDS = 5.0
+MAX_SPACES = 1024
+MAX_PUBLISHERS = 65_536
 
-Answer = TypeVar("Answer")
+Response = TypeVar("Response")
 
 log = get_logger("matcher")
 
@@ -66,10 +69,10 @@ class Matcher:
         health: Health,
         epoch: int,
         stream_created: int,
-        ensure_streams: Callable[[], Awaitable[None]],
+        make_streams: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
-        self._ensure_streams = ensure_streams
+        self._make_streams = make_streams
         self._js = js
         self._fences = fences
         self._reporter = reporter
@@ -77,72 +80,125 @@ class Matcher:
         self._epoch = epoch
         self._stream_created = stream_created
         self._warnings = RateLimited()
+        self._in_order = asyncio.Lock()
+        self._spaces: set[SpaceKey] | None = None
+        self._generations: dict[Holder, int] = {}
 
     async def process(self, messages: Sequence[Incoming]) -> None:
         """Apply messages in rising order; returns when their index messages are stored, however long that takes.
 
         Raises FencedError when a newer leader is at work.
         """
-        started = time.perf_counter()
-        planned: dict[SpaceKey, list[tuple[Incoming, Steps]]] = {}
-        for message in messages:
-            for space, steps in self._plan(message).items():
-                planned.setdefault(space, []).append((message, steps))
-        for space, work in planned.items():
-            groups = await self._reconcile(space, work)
-            await self._publish(space, groups)
+        async with self._in_order:
+            started = time.perf_counter()
+            await self._learn_spaces()
+            outcomes: dict[int, bool] = {}
+            planned: dict[SpaceKey, list[tuple[Incoming, Steps]]] = {}
+            for message in messages:
+                for space, steps in self._plan(message).items():
+                    planned.setdefault(space, []).append((message, steps))
+            for space, work in planned.items():
+                groups = await self._reconcile(space, work, outcomes)
+                await self._publish(space, groups)
         metrics.BATCH_SECONDS.observe(time.perf_counter() - started)
         now = time.time()
         for message in messages:
             if message.batch is not None:
+                self._tally(message.batch, outcomes.get(message.sequence))
                 metrics.DELAY_SECONDS.observe(max(0.0, now - message.batch.received_at))
         metrics.POSITION.set(messages[-1].sequence)
 
-    async def forget(self, holders: Sequence[Holder]) -> None:
-        """Stop waiting for holders that are gone from the registry (their index entries go in the router)."""
-        for space in await self._store.spaces():
-            forgets = [Forget(holder, POOL_TIERS) for holder in holders]
-            await self._store.apply(space, self._epoch, [(-1, forgets)], _now())
+    async def forget(self, tombstones: Sequence[RetiredRecord]) -> None:
+        """Take away what publishers hold that are gone from the registry, in every space; harmless when repeated.
+
+        In order with `process`, so that nothing confirmed before stays in the index.
+        """
+        async with self._in_order:
+            await self._learn_spaces()
+            for space in sorted(self._spaces or ()):
+                forgets = tuple(Forget(holder_of_tombstone(record), tuple(Tier)) for record in tombstones)
+                apply = partial(self._apply, space, [Message(-1, forgets)])
+                await self._patiently("redis", apply, (RedisError, OSError, TimeoutError))
+                await self._publish(space, [_group_of_tombstone(record) for record in tombstones])
 
     def _plan(self, message: Incoming) -> dict[SpaceKey, Steps]:
         batch = message.batch
         if batch is None:
             metrics.MESSAGES.labels("refused").inc()
             return {}
-        admitted, restarted = self._fences.admit(batch)
-        if not admitted:
-            metrics.MESSAGES.labels("retired_generation").inc()
-            self._reporter.dropped(batch, "retired_generation")
-            return {}
-        metrics.MESSAGES.labels("applied").inc()
-        spaces = plan(batch, self._fences.remembers(batch))
+        spaces = {space: steps for space, steps in plan(batch).items() if self._may_open(space, steps, batch)}
         own = (batch.model, batch.tenant)
-        if restarted:
-            holder = holder_of_publisher(batch)
-            steps = spaces.setdefault(own, Steps())
-            steps.steps.insert(0, Ask(Forget(holder, POOL_TIERS)))
-            steps.steps.insert(0, IndexCleared(holder, _tiers_of(batch)))
-        return spaces or {own: Steps()}
+        if not spaces and self._may_open(own, Steps(), batch):
+            spaces[own] = Steps()
+        publisher = holder_of_publisher(batch)
+        if batch.source == "pool" and self._generations.get(publisher) != batch.generation:
+            # A pool may serve several spaces: its new life ends the old one in all of them, not only in this message's.
+            self._remember_generation(publisher, batch.generation)
+            for space in self._spaces or ():
+                spaces.setdefault(space, Steps())
+        return spaces
 
-    async def _reconcile(self, space: SpaceKey, work: Sequence[tuple[Incoming, Steps]]) -> list[IndexGroup]:
-        asked = [(message.sequence, steps.operations()) for message, steps in work]
-        if any(operations for _, operations in asked):
-            apply = partial(self._store.apply, space, self._epoch, asked, _now(), self._stream_created)
-            applied = await self._patiently("redis", apply, (RedisError, OSError, TimeoutError))
-            results = applied.results
-            metrics.CAPPED.labels("pending").inc(applied.capped_pending)
-            metrics.CAPPED.labels("content").inc(applied.capped_content)
-        else:
-            results = {sequence: () for sequence, _ in asked}
+    def _remember_generation(self, publisher: Holder, generation: int) -> None:
+        if len(self._generations) >= MAX_PUBLISHERS:
+            self._generations.clear()
+        self._generations[publisher] = generation
+
+    def _may_open(self, space: SpaceKey, steps: Steps, batch: EventBatch) -> bool:
+        spaces = self._spaces if self._spaces is not None else set()
+        if space in spaces:
+            return True
+        if len(spaces) >= MAX_SPACES and not self._fences.is_configured(space):
+            self._reporter.dropped(batch, "too_many_spaces", max(1, len(steps.steps)))
+            return False
+        spaces.add(space)
+        return True
+
+    async def _learn_spaces(self) -> None:
+        if self._spaces is None:
+            known = await self._patiently("redis", self._store.spaces, (RedisError, OSError, TimeoutError))
+            self._spaces = {*known, *self._fences.spaces}
+
+    async def _apply(self, space: SpaceKey, messages: Sequence[Message]) -> Applied:
+        return await self._store.apply(space, self._epoch, self._stream_created, messages, _now())
+
+    async def _reconcile(
+        self, space: SpaceKey, work: Sequence[tuple[Incoming, Steps]], outcomes: dict[int, bool]
+    ) -> list[IndexGroup]:
+        # Also without operations: nothing is published that did not pass the fence of the lease and of generations.
+        asked = [self._message(message.sequence, message.batch, steps) for message, steps in work if message.batch]
+        apply = partial(self._apply, space, asked)
+        applied = await self._patiently("redis", apply, (RedisError, OSError, TimeoutError))
+        metrics.CAPPED.labels("pending").inc(applied.capped_pending)
+        metrics.CAPPED.labels("content").inc(applied.capped_content)
         groups = []
         for message, steps in work:
-            answers = results[message.sequence]
-            if answers is None or message.batch is None:
+            answer, batch = applied.answers[message.sequence], message.batch
+            if answer is None or batch is None:
                 continue
-            group, notes = finish(message.batch, message.sequence, steps, answers)
+            outcomes[message.sequence] = outcomes.get(message.sequence, False) or answer.verdict is not Verdict.RETIRED
+            if answer.verdict is Verdict.RETIRED:
+                continue
+            group, notes = finish(batch, message.sequence, steps, answer.results)
+            if answer.verdict is Verdict.RESTARTED:
+                group.events.insert(0, IndexCleared(holder_of_publisher(batch), _tiers_of(batch)))
+            elif not group.events and space != (batch.model, batch.tenant):
+                continue
             groups.append(group)
-            self._reporter.report(message.batch, space, notes)
+            self._reporter.report(batch, space, notes)
         return groups
+
+    def _message(self, sequence: int, batch: EventBatch, steps: Steps) -> Message:
+        lowest = self._fences.lowest(batch)
+        return Message(sequence, steps.operations(), holder_of_publisher(batch), batch.generation, lowest)
+
+    def _tally(self, batch: EventBatch, admitted: bool | None) -> None:
+        outcome = "repeated" if admitted is None else "applied" if admitted else "retired_generation"
+        if admitted is False:
+            self._reporter.dropped(batch, outcome, max(1, len(batch.events)))
+        metrics.MESSAGES.labels(outcome).inc()
+        if self._fences.is_registered(batch):
+            names = (batch.source, batch.instance_id, str(batch.dp_rank), outcome)
+            metrics.PUBLISHER_EVENTS.labels(*names).inc(len(batch.events))
 
     async def _publish(self, space: SpaceKey, groups: Sequence[IndexGroup]) -> None:
         subject = index_subject(*space)
@@ -151,21 +207,20 @@ class Matcher:
             first, last = part[0], part[-1]
             numbers = f"{first.source_sequence}.{first.part}-{last.source_sequence}.{last.part}"
             headers = {"Nats-Msg-Id": f"{self._stream_created}/{subject}/{numbers}/{len(body)}"}
-            await self._patiently(
-                "nats", partial(self._send, subject, body, headers), (NatsError, OSError, TimeoutError)
-            )
+            send = partial(self._send, subject, body, headers)
+            await self._patiently("nats", send, (NatsError, OSError, TimeoutError))
 
     async def _send(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
         try:
             await self._js.publish(subject, body, timeout=PUBLISH_TIMEOUT_SECONDS, headers=headers)
         except NoStreamResponseError:
             # Somebody deleted the stream: make it anew, then the message is tried again.
-            await self._ensure_streams()
+            await self._make_streams()
             raise
 
     async def _patiently(
-        self, what: str, attempt: Callable[[], Awaitable[Answer]], errors: tuple[type[Exception], ...]
-    ) -> Answer:
+        self, what: str, attempt: Callable[[], Awaitable[Response]], errors: tuple[type[Exception], ...]
+    ) -> Response:
         """Repeat until it works; everything behind waits, and readiness says for what."""
         wait = FIRST_WAIT_SECONDS
         while True:
@@ -183,6 +238,21 @@ class Matcher:
                 if self._health.set(what, True) and wait > FIRST_WAIT_SECONDS:
                     log.info("answers_again", what=what)
                 return answer
+
+
+def _group_of_tombstone(record: RetiredRecord) -> IndexGroup:
+    # One above the last life: the router admits it although that life is over, and no later one begins below it.
+    return IndexGroup(
+        source_sequence=0,
+        source=record.retired_kind,
+        instance_id=record.instance_id,
+        dp_rank=record.dp_rank,
+        generation=record.generation + 1,
+        first_seq=0,
+        last_seq=0,
+        received_at=time.time(),
+        events=[IndexCleared(holder_of_tombstone(record), tuple(Tier))],
+    )
 
 
 def _tiers_of(batch: EventBatch) -> tuple[Tier, ...]:

@@ -15,6 +15,7 @@ from schemas.wire import vllm
 from schemas.wire.frames import parse_live
 from services.ingest.canonical import canonicalise
 from services.ingest.registrations import publishers_of
+from services.matcher import state
 from services.matcher.confirmation import finish
 from services.matcher.memory_store import MemoryStore
 from services.matcher.reconcile import plan
@@ -67,10 +68,13 @@ class Pipeline:
             events=canonical.events,
             own_tiers=self.record.own_tiers,
             counted=self.record.counted,
+            pool_expected=self.remembers,
         )
-        for space, steps in plan(batch, self.remembers).items():
-            applied = await self.store.apply(space, 1, [(self.sequence, steps.operations())], NOW_MS)
-            group, _ = finish(batch, self.sequence, steps, applied.results[self.sequence] or ())
+        for space, steps in plan(batch).items():
+            asked = [state.Message(self.sequence, steps.operations())]
+            answer = (await self.store.apply(space, 1, 1, asked, NOW_MS)).answers[self.sequence]
+            assert answer is not None
+            group, _ = finish(batch, self.sequence, steps, answer.results)
             for _ in self.spaces.apply(IndexBatch(WIRE_VERSION, *space, [group])):
                 pass
 

@@ -1,37 +1,52 @@
 """One behaviour suite for the waiting state, in memory and in Redis, and a long random comparison of the two."""
 
+import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 import redis.asyncio as redis
+from pydantic import SecretStr
 
 from schemas.blocks import Tier, pack_hashes
 from schemas.events import Location, Worker
+from services.matcher.lease import Lease
 from services.matcher.memory_store import MemoryStore
+from services.matcher.redis_client import make_client
 from services.matcher.redis_store import RedisStore
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import (
+    Answer,
     Applied,
     Content,
     FencedError,
     Forget,
+    Message,
     Operation,
     Prove,
     Proved,
     Taught,
     Teach,
     Undo,
+    Verdict,
     Waiting,
 )
 from services.matcher.store import MatcherStore
-from tests.conftest import ServerProcess
+from services.runtime.settings import RedisSettings
+from tests.conftest import ServerProcess, free_port, make_redis_server
 
 SPACE = ("org/model:1", "tenant|x")
 A, B = Worker("a", 0), Worker("b", 1)
 HOST1, HOST2, OTHER_POOL = Location("pool", "10.0.0.1"), Location("pool", "10.0.0.2"), Location("other", "10.0.0.1")
 MakeStore = Callable[..., MatcherStore]
 CPU = Tier.CPU
+STREAM = 1
+
+
+def messages(*asked: tuple[int, list[Operation]]) -> list[Message]:
+    return [Message(sequence, tuple(operations)) for sequence, operations in asked]
 
 
 def settings(**changes: object) -> MatcherSettings:
@@ -54,6 +69,43 @@ def store(make_store: MakeStore) -> MatcherStore:
     return make_store()
 
 
+@pytest.fixture
+async def redis_cluster(tmp_path: Path) -> AsyncIterator[str]:
+    """Three masters that share the slots; the URL of one."""
+    nodes, clients = [], []
+    try:
+        for number in range(3):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            node = make_redis_server(folder)
+            # The port of the cluster bus would else be 10000 higher, and may be taken or above 65535.
+            node.command += ["--cluster-enabled", "yes", "--cluster-port", str(free_port())]
+            nodes.append(node)
+            nodes[-1].start()
+            clients.append(redis.from_url(nodes[-1].url))
+        for number, client in enumerate(clients):
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            bus = nodes[0].command[nodes[0].command.index("--cluster-port") + 1]
+            if number:
+                await client.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, bus)
+        for client in clients:
+            await _until_whole(client)
+        yield nodes[0].url.removesuffix("/0")
+    finally:
+        for client in clients:
+            await client.aclose()
+        for node in nodes:
+            node.kill()
+
+
+async def _until_whole(client: redis.Redis) -> None:
+    ends = time.monotonic() + 20
+    while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True):
+        assert time.monotonic() < ends, "the cluster did not form"
+        await asyncio.sleep(0.05)
+
+
 class Driver:
     """Applies single operations with rising sequences."""
 
@@ -63,10 +115,10 @@ class Driver:
 
     async def __call__(self, operation: Operation, now: int = 0) -> object:
         self.sequence += 1
-        applied = await self.store.apply(SPACE, 1, [(self.sequence, [operation])], now)
-        results = applied.results[self.sequence]
-        assert results is not None
-        return results[0]
+        applied = await self.store.apply(SPACE, 1, STREAM, [Message(self.sequence, (operation,))], now)
+        answer = applied.answers[self.sequence]
+        assert answer is not None
+        return answer.results[0]
 
 
 @pytest.fixture
@@ -75,18 +127,26 @@ def run(store: MatcherStore) -> Driver:
 
 
 def teach(
-    *names: int, npu: bool = False, parent: int | None = None, root: int = 0, teacher: Worker = A, salt: int = 0
+    *names: int,
+    npu: bool = False,
+    parent: int | None = None,
+    root: int = 0,
+    teacher: Worker = A,
+    salt: int = 0,
+    own: bool = False,
 ) -> Teach:
     contents = pack_hashes([1000 + name + salt for name in names])
-    return Teach(npu, pack_hashes(names), parent, contents, root, teacher)
+    return Teach(npu, pack_hashes(names), parent, contents, root, teacher, own)
 
 
-def prove(*names: int, holder: Location | Worker = HOST1, tier: Tier = CPU) -> Prove:
-    return Prove(pack_hashes(names), holder, tier)
+def prove(*names: int, holder: Location | Worker = HOST1, tier: Tier = CPU, own: bool = False) -> Prove:
+    return Prove(pack_hashes(names), holder, tier, own)
 
 
-def undo(*names: int, holder: Location | Worker = HOST1, tier: Tier = CPU, forget_offload: bool = False) -> Undo:
-    return Undo(pack_hashes(names), holder, tier, forget_offload)
+def undo(
+    *names: int, holder: Location | Worker = HOST1, tier: Tier = CPU, forget_offload: bool = False, own: bool = False
+) -> Undo:
+    return Undo(pack_hashes(names), holder, tier, forget_offload, own)
 
 
 def content(name: int, parent: int | None = None, root: int = 0, teacher: Worker = A, salt: int = 0) -> Content:
@@ -254,44 +314,117 @@ async def test_a_full_waiting_room_lets_the_oldest_go_and_counts(make_store: Mak
     store = make_store(max_pending=2)
     capped = 0
     for sequence, name in enumerate((1, 2, 3), start=1):
-        applied = await store.apply(SPACE, 1, [(sequence, [prove(name)])], sequence)
+        applied = await store.apply(SPACE, 1, STREAM, messages((sequence, [prove(name)])), sequence)
         capped += applied.capped_pending
     assert capped == 1
     assert await store.pending(SPACE) == 2
-    applied = await store.apply(SPACE, 1, [(4, [teach(1, 2, 3)])], 5)
+    applied = await store.apply(SPACE, 1, STREAM, messages((4, [teach(1, 2, 3)])), 5)
     waiting = (Waiting(HOST1, CPU),)
-    assert applied.results[4] == (Taught(matched=((1, waiting), (2, waiting))),)
+    assert applied.answers[4] == Answer((Taught(matched=((1, waiting), (2, waiting))),))
 
 
 async def test_a_message_is_applied_once_and_answers_the_same_again(store: MatcherStore) -> None:
-    await store.apply(SPACE, 1, [(1, [prove(1)])], 0)
-    first = await store.apply(SPACE, 1, [(2, [teach(1)]), (3, [prove(1, holder=HOST2)])], 0)
-    again = await store.apply(SPACE, 2, [(2, [teach(1)]), (3, [prove(1, holder=HOST2)])], 0)
-    assert again.results == first.results
-    assert first.results[2] == (Taught(matched=((0, (Waiting(HOST1, CPU),)),)),)
-    old = await store.apply(SPACE, 2, [(1, [prove(1)])], 0)
+    await store.apply(SPACE, 1, STREAM, messages((1, [prove(1)])), 0)
+    first = await store.apply(SPACE, 1, STREAM, messages((2, [teach(1)]), (3, [prove(1, holder=HOST2)])), 0)
+    again = await store.apply(SPACE, 2, STREAM, messages((2, [teach(1)]), (3, [prove(1, holder=HOST2)])), 0)
+    assert again.answers == first.answers
+    assert first.answers[2] == Answer((Taught(matched=((0, (Waiting(HOST1, CPU),)),)),))
+    old = await store.apply(SPACE, 2, STREAM, messages((1, [prove(1)])), 0)
     assert old == Applied({1: None})
 
 
 async def test_repeated_and_new_messages_may_come_together(store: MatcherStore) -> None:
-    first = await store.apply(SPACE, 1, [(1, [prove(1)]), (2, [teach(1)])], 0)
-    both = await store.apply(SPACE, 2, [(2, [teach(1)]), (3, [prove(2)])], 0)
-    assert both.results == {2: first.results[2], 3: (Proved((None,)),)}
-    assert (await store.apply(SPACE, 3, [(2, [teach(1)]), (3, [prove(2)])], 0)).results == both.results
+    first = await store.apply(SPACE, 1, STREAM, messages((1, [prove(1)]), (2, [teach(1)])), 0)
+    both = await store.apply(SPACE, 2, STREAM, messages((2, [teach(1)]), (3, [prove(2)])), 0)
+    assert both.answers == {2: first.answers[2], 3: Answer((Proved((None,)),))}
+    assert (await store.apply(SPACE, 3, STREAM, messages((2, [teach(1)]), (3, [prove(2)])), 0)).answers == both.answers
+
+
+async def test_answers_that_were_not_published_survive_smaller_batches_of_the_next_leader(store: MatcherStore) -> None:
+    asked = messages((1, [prove(1)]), (2, [teach(1)]), (3, [prove(2)]), (4, [teach(2)]))
+    first = await store.apply(SPACE, 1, STREAM, asked, 0)
+    one = await store.apply(SPACE, 2, STREAM, asked[:1], 0)
+    some = await store.apply(SPACE, 2, STREAM, asked[1:3], 0)
+    rest = await store.apply(SPACE, 2, STREAM, asked[3:], 0)
+    assert one.answers | some.answers | rest.answers == first.answers
+
+
+async def test_a_lower_generation_changes_nothing_and_a_higher_one_ends_what_waited(store: MatcherStore) -> None:
+    pool = Location("pool", "")
+
+    async def send(sequence: int, generation: int, *operations: Operation, lowest: int = 0) -> Answer | None:
+        message = Message(sequence, operations, pool, generation, lowest)
+        return (await store.apply(SPACE, 1, STREAM, [message], 0)).answers[sequence]
+
+    assert await send(1, 5, prove(1)) == Answer((Proved((None,)),))
+    assert await send(2, 4, prove(2)) == Answer((), Verdict.RETIRED)
+    assert await send(3, 5, prove(2), lowest=6) == Answer((), Verdict.RETIRED)
+    assert await store.pending(SPACE) == 1
+    assert await send(4, 6, prove(3)) == Answer((Proved((None,)),), Verdict.RESTARTED)
+    assert await send(4, 6, prove(3)) == Answer((Proved((None,)),), Verdict.RESTARTED)
+    applied = await store.apply(SPACE, 1, STREAM, messages((5, [teach(1, 2, 3)])), 0)
+    assert applied.answers[5] == Answer((Taught(matched=((2, (Waiting(HOST1, CPU),)),)),))
+
+
+async def test_names_in_a_workers_own_domain_meet_neither_those_of_others_nor_those_of_pools(run: Driver) -> None:
+    await run(teach(1, npu=True, teacher=A, own=True))
+    await run(teach(1, npu=True, teacher=B, salt=7))
+    assert await run(prove(1, holder=A, own=True)) == Proved((content(1),))
+    assert await run(prove(1, holder=B, own=True)) == Proved((None,))
+    assert await run(prove(1)) == Proved((content(1, teacher=B, salt=7),))
+    await run(undo(1, holder=B, own=True))
+    assert await run.store.pending(SPACE) == 0
+
+
+async def test_an_engine_takes_back_its_own_offload_statement_only(run: Driver) -> None:
+    await run(teach(1, teacher=A))
+    await run(undo(1, holder=B, forget_offload=True))
+    assert await run(prove(1)) == Proved((content(1),))
+    await run(undo(1, holder=A, forget_offload=True))
+    assert await run(prove(1, holder=HOST2)) == Proved((None,))
+
+
+async def test_a_successor_whose_clock_is_a_little_behind_finds_what_was_just_learnt(run: Driver) -> None:
+    boundary = 10 * 300_000 // 4
+    await run(teach(1, npu=True), now=boundary + 5)
+    assert await run(prove(1), now=boundary - 5) == Proved((content(1),))
+
+
+async def test_full_content_memory_refuses_and_counts(redis_server: ServerProcess) -> None:
+    client = redis.from_url(redis_server.url)
+    await client.flushdb()
+    store = RedisStore(client, settings(max_content=8))
+    applied = await store.apply(SPACE, 1, STREAM, messages((1, [teach(1, 2, 3, npu=True)])), 0)
+    assert applied.capped_content == 1
+    await client.aclose()
+
+
+async def test_old_content_is_unlinked_and_never_left_to_a_blocking_expiry(redis_server: ServerProcess) -> None:
+    client = redis.from_url(redis_server.url)
+    await client.flushdb()
+    store = RedisStore(client, settings())
+    await store.apply(SPACE, 1, STREAM, messages((1, [teach(1, npu=True), teach(2)])), 0)
+    slices = [key async for key in client.scan_iter("*:content:*")] + [
+        key async for key in client.scan_iter("*:offload:*")
+    ]
+    assert len(slices) == 2
+    await store.expire(SPACE, 1, 600_000 * 3 // 2 + 1, 100)
+    assert await client.exists(*slices) == 0
+    await client.aclose()
 
 
 async def test_sequences_count_anew_in_a_stream_that_was_made_anew(store: MatcherStore) -> None:
-    await store.apply(SPACE, 1, [(500, [prove(1)])], 0, stream=1)
-    applied = await store.apply(SPACE, 1, [(1, [teach(1)])], 0, stream=2)
-    assert applied.results[1] == (Taught(matched=((0, (Waiting(HOST1, CPU),)),)),)
-    again = await store.apply(SPACE, 1, [(1, [teach(1)])], 0, stream=2)
-    assert again.results == applied.results
+    await store.apply(SPACE, 1, 1, messages((500, [prove(1)])), 0)
+    applied = await store.apply(SPACE, 1, 2, messages((1, [teach(1)])), 0)
+    assert applied.answers[1] == Answer((Taught(matched=((0, (Waiting(HOST1, CPU),)),)),))
+    again = await store.apply(SPACE, 1, 2, messages((1, [teach(1)])), 0)
+    assert again.answers == applied.answers
 
 
 async def test_a_leader_that_was_replaced_cannot_write(store: MatcherStore) -> None:
-    await store.apply(SPACE, 7, [(1, [prove(1)])], 0)
+    await store.apply(SPACE, 7, STREAM, messages((1, [prove(1)])), 0)
     with pytest.raises(FencedError):
-        await store.apply(SPACE, 6, [(2, [teach(1)])], 0)
+        await store.apply(SPACE, 6, STREAM, messages((2, [teach(1)])), 0)
     with pytest.raises(FencedError):
         await store.expire(SPACE, 6, 10**9, 10)
     assert await store.pending(SPACE) == 1
@@ -299,9 +432,9 @@ async def test_a_leader_that_was_replaced_cannot_write(store: MatcherStore) -> N
 
 async def test_spaces_do_not_touch_each_other(store: MatcherStore) -> None:
     other = ("m", "t")
-    await store.apply(SPACE, 1, [(1, [teach(1)])], 0)
-    applied = await store.apply(other, 1, [(1, [prove(1)])], 0)
-    assert applied.results[1] == (Proved((None,)),)
+    await store.apply(SPACE, 1, STREAM, messages((1, [teach(1)])), 0)
+    applied = await store.apply(other, 1, STREAM, messages((1, [prove(1)])), 0)
+    assert applied.answers[1] == Answer((Proved((None,)),))
     assert set(await store.spaces()) == {SPACE, other}
 
 
@@ -314,6 +447,22 @@ async def test_re_02_all_keys_of_a_space_share_one_hash_tag(redis_server: Server
     keys = [key.decode() for key in await client.keys("*")]
     tags = {key[key.index("{") : key.index("}")] for key in keys if not key.endswith(":spaces")}
     assert tags == {"{org%2Fmodel%3A1|tenant%7Cx"}
+    await client.aclose()
+
+
+async def test_re_02_a_batch_with_two_spaces_is_written_to_a_real_cluster(redis_cluster: str) -> None:
+    client = make_client(RedisSettings(mode="cluster", url=SecretStr(redis_cluster)))
+    store = RedisStore(client, settings())
+    spaces = [(f"model-{number}", "default") for number in range(12)]  # in slots of all three nodes
+    for space in spaces:
+        asked = messages((1, [prove(1, 2)]), (2, [teach(1, 2, npu=True)]), (3, [Forget(HOST1, (CPU,))]))
+        applied = await store.apply(space, 1, STREAM, asked, 0)
+        assert applied.answers[2] is not None
+        assert await store.expire(space, 1, 10**6, 10) == []
+    assert set(await store.spaces()) == set(spaces)
+    lease = Lease(client, "kvroute", 5.0)
+    assert await lease.acquire()
+    await lease.release()
     await client.aclose()
 
 
@@ -353,25 +502,35 @@ async def test_memory_and_redis_agree_over_long_random_histories(seed: int, redi
                 parent=parent,
                 root=chance.choice([0, 3]),
                 salt=chance.choice([0, 1]),
+                teacher=chance.choice([A, B]),
+                own=chance.random() < 0.3,
             )
         if kind < 0.75:
-            return prove(*names(3), holder=chance.choice(holders), tier=chance.choice([CPU, Tier.DISK]))
+            holder = chance.choice(holders)
+            own = chance.random() < 0.3 and isinstance(holder, Worker)
+            return prove(*names(3), holder=holder, tier=chance.choice([CPU, Tier.DISK]), own=own)
         if kind < 0.95:
-            return undo(*names(3), holder=chance.choice(holders), forget_offload=chance.random() < 0.3)
+            holder = chance.choice(holders)
+            own = chance.random() < 0.3 and isinstance(holder, Worker)
+            return undo(*names(3), holder=holder, forget_offload=chance.random() < 0.3, own=own)
         target = chance.choice([HOST1, Location("pool", ""), A])
         return Forget(target, chance.choice([(CPU,), (CPU, Tier.DISK)]))
 
     for _ in range(400):
         now += chance.choice([0, 1, 10, 400, 3000])
         if recent and chance.random() < 0.1:
-            messages = recent
+            # A new leader takes what was not published again, in batches of its own size.
+            asked = recent[: chance.randint(1, len(recent))]
         else:
-            messages = []
+            asked = []
             for _ in range(chance.randint(1, 4)):
                 sequence += 1
-                messages.append((sequence, [operation() for _ in range(chance.randint(0, 3))]))
-            recent = messages
-        one, other = [await store.apply(SPACE, 1, messages, now) for store in stores]
+                operations = tuple(operation() for _ in range(chance.randint(0, 3)))
+                publisher = chance.choice([None, A, Location("pool", "")])
+                generation = sequence // 40 + chance.choice([0, 0, 0, 1])
+                asked.append(Message(sequence, operations, publisher, generation, chance.choice([0, sequence // 50])))
+            recent = asked
+        one, other = [await store.apply(SPACE, 1, STREAM, asked, now) for store in stores]
         assert _sorted(one) == _sorted(other)
         if chance.random() < 0.2:
             expired = [set(await store.expire(SPACE, 1, now, 1000)) for store in stores]
@@ -392,6 +551,6 @@ def _sorted(applied: Applied) -> object:
         return result
 
     return {
-        sequence: None if results is None else [tidy(result) for result in results]
-        for sequence, results in applied.results.items()
+        sequence: None if answer is None else (answer.verdict, [tidy(result) for result in answer.results])
+        for sequence, answer in applied.answers.items()
     }

@@ -16,7 +16,7 @@ from services.matcher.confirmation import finish
 from services.matcher.memory_store import MemoryStore
 from services.matcher.reconcile import plan
 from services.matcher.settings import MatcherSettings
-from services.matcher.state import Forget
+from services.matcher.state import Forget, Message
 from services.router.index.plain import PlainIndex
 from services.router.index.port import Coverage
 from services.router.spaces import Spaces
@@ -67,12 +67,12 @@ class Cluster:
         await self.deliver(batch, next(self._sequence))
 
     async def deliver(self, batch: EventBatch, sequence: int) -> None:
-        for space, steps in plan(batch, remembers=True).items():
-            applied = await self.store.apply(space, 1, [(sequence, steps.operations())], self.now)
-            results = applied.results[sequence]
-            if results is None:
+        for space, steps in plan(batch).items():
+            applied = await self.store.apply(space, 1, 1, [Message(sequence, steps.operations())], self.now)
+            answer = applied.answers[sequence]
+            if answer is None:
                 continue
-            group, notes = finish(batch, sequence, steps, results)
+            group, notes = finish(batch, sequence, steps, answer.results)
             self.states += [note.state for note in notes]
             for _ in self.spaces.apply(IndexBatch(WIRE_VERSION, *space, [group])):
                 pass
@@ -420,7 +420,8 @@ async def test_forgetting_a_worker_leaves_the_other_workers_waiting_entries() ->
     cluster = Cluster(own_tiers=(Tier.CPU,))
     await cluster.offload(A, tokens=False, engine="one")
     await cluster.offload(A, tokens=False, engine="two")
-    await cluster.store.apply((MODEL, TENANT), 1, [(-1, [Forget(Worker("one", 0), (Tier.CPU,))])], cluster.now)
+    forget = Message(-1, (Forget(Worker("one", 0), (Tier.CPU,)),))
+    await cluster.store.apply((MODEL, TENANT), 1, 1, [forget], cluster.now)
     await cluster.npu(A, engine="two")
     await cluster.engine_removed(A, tier=Tier.NPU, engine="two")
     assert cluster.query(engine="one") == coverage()

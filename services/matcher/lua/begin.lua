@@ -1,10 +1,11 @@
 -- One space's state transitions for a batch of messages; the reference is memory_store.py.
 -- KEYS[1]  prefix of the space's keys (with its hash tag)
--- ARGV     epoch, now (ms), options (cmsgpack: pending_ttl, content_ttl, offload_ttl, max_pending, max_content in ms / blocks),
---          messages (cmsgpack: list of {sequence, {operation, ...}}), stream in which sequences count
--- Returns  cmsgpack {status, {{sequence, results or false}, ...}, capped_pending, capped_content}
-local prefix, epoch, now = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2])
-local options, messages = cmsgpack.unpack(ARGV[3]), cmsgpack.unpack(ARGV[4])
+-- ARGV     epoch, stream (when KV_EVENTS was created, ms), now (ms),
+--          options (cmsgpack: pending_ttl, content_ttl, offload_ttl, max_pending, max_content in ms / blocks),
+--          messages (cmsgpack: list of {sequence, {operation, ...}, publisher's group, generation, lowest generation})
+-- Returns  cmsgpack {status, {{sequence, {verdict, results} or false}, ...}, capped_pending, capped_content}
+local prefix, epoch, stream, now = KEYS[1], tonumber(ARGV[1]), ARGV[2], tonumber(ARGV[3])
+local options, messages = cmsgpack.unpack(ARGV[4]), cmsgpack.unpack(ARGV[5])
 local pending_ttl, content_ttl, offload_ttl = options[1], options[2], options[3]
 local max_pending, max_content = options[4], options[5]
 local meta, pending, deadlines, poor = prefix .. 'meta', prefix .. 'pending', prefix .. 'deadlines', prefix .. 'poor'
@@ -16,11 +17,13 @@ local known = redis.call('HMGET', meta, 'epoch', 'applied', 'outbox', 'stream')
 if known[1] and epoch < tonumber(known[1]) then
   return cmsgpack.pack({'fenced'})
 end
-local same_stream = (known[4] or '0') == ARGV[5]
+-- Sequences count within one stream: what was applied of another says nothing of this one.
+local same_stream = known[4] == stream
 local applied = same_stream and tonumber(known[2] or '0') or 0
-local earlier = {}
-if known[3] and same_stream then
-  for _, entry in ipairs(cmsgpack.unpack(known[3])) do
+local before, earlier = {}, {}
+if same_stream and known[3] then
+  before = cmsgpack.unpack(known[3])
+  for _, entry in ipairs(before) do
     earlier[entry[1]] = entry[2]
   end
 end

@@ -7,6 +7,8 @@ local function slices(family, ttl)
   for age = 0, SLICES + 1 do
     names[age + 1] = prefix .. family .. ':' .. (current - age)
   end
+  -- The last leader's clock may have been a little ahead.
+  table.insert(names, 2, prefix .. family .. ':' .. (current + 1))
   return names, width
 end
 local content_slices, content_width = slices('content', content_ttl)
@@ -31,7 +33,8 @@ local function put(slice, width, ttl, names, records)
     redis.call('HSET', slice, unpack(arguments))
   end
   if last > 0 then
-    redis.call('PEXPIRE', slice, ttl + 2 * width)
+    -- Only for a space without a leader: expire.lua unlinks a slice long before, without stopping the server.
+    redis.call('PEXPIRE', slice, 4 * ttl)
   end
 end
 
@@ -81,10 +84,12 @@ local function find(family_slices, names)
   return found, ages
 end
 
-local function split(packed)
+-- Names of blocks: the engine hash, behind the worker's id where names stay in a worker's own domain.
+local function split(packed, domain)
   local names = {}
   for position = 1, #packed, 8 do
-    names[#names + 1] = string.sub(packed, position, position + 7)
+    local hash = string.sub(packed, position, position + 7)
+    names[#names + 1] = domain == '' and hash or domain .. hash
   end
   return names
 end

@@ -1,10 +1,20 @@
--- Removes waiting entries whose time is over.
--- KEYS[1] prefix of the space's keys; ARGV epoch, now (ms), limit (blocks)
+-- Removes waiting entries whose time is over, and content slices that nobody reads any more (in the background of the
+-- server: expiry of a large hash would stop it).
+-- KEYS[1] prefix of the space's keys; ARGV epoch, now (ms), limit (blocks), content_ttl, offload_ttl (ms)
 -- Returns cmsgpack {status, {{name, holder, tier}, ...}}
 local prefix, epoch, now, limit = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local known = redis.call('HGET', prefix .. 'meta', 'epoch')
 if known and epoch < tonumber(known) then
   return cmsgpack.pack({'fenced'})
+end
+local SLICES = 4
+for family, ttl in pairs({content = tonumber(ARGV[4]), offload = tonumber(ARGV[5])}) do
+  local current = math.floor(now / math.max(1, math.floor(ttl / SLICES)))
+  local old = {}
+  for age = SLICES + 2, 4 * SLICES + 1 do
+    old[#old + 1] = prefix .. family .. ':' .. (current - age)
+  end
+  redis.call('UNLINK', unpack(old))
 end
 local pending, deadlines, expired = prefix .. 'pending', prefix .. 'deadlines', {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT', 0, limit)) do

@@ -2,7 +2,7 @@
 local operations = {}
 
 function operations.teach(operation)
-  local npu, names, contents = operation[2] == 1, split(operation[3]), operation[5]
+  local npu, names, contents = operation[2] == 1, split(operation[3], operation[9]), operation[5]
   local parent, root, teacher_id, teacher = operation[4], operation[6], operation[7], operation[8]
   local ttl = npu and content_ttl or offload_ttl
   local head = (npu and 'n' or 'o') .. struct.pack('>d', now + ttl)
@@ -15,7 +15,7 @@ function operations.teach(operation)
     else
       records[i] = head .. '1' .. parent .. content .. none .. teacher_id
     end
-    parent = name
+    parent = string.sub(name, -8)
   end
   if npu then
     put(content_slices[1], content_width, ttl, names, records)
@@ -76,7 +76,7 @@ function operations.teach(operation)
 end
 
 function operations.prove(operation)
-  local names, holder, tier = split(operation[2]), operation[3], operation[4]
+  local names, holder, tier = split(operation[2], operation[5]), operation[3], operation[4]
   local found, ages = find(content_slices, names)
   refresh(content_slices, content_width, content_ttl, names, found, ages)
   local rest, places = {}, {}
@@ -106,7 +106,7 @@ function operations.prove(operation)
 end
 
 function operations.undo(operation)
-  local names, holder, tier, forget_offload = split(operation[2]), operation[3], operation[4], operation[5] == 1
+  local names, holder, tier, forgetful = split(operation[2], operation[6]), operation[3], operation[4], operation[5]
   local busy = redis.call('EXISTS', pending) == 1 or redis.call('EXISTS', poor) == 1
   for _, name in ipairs(names) do
     if busy then
@@ -114,9 +114,15 @@ function operations.undo(operation)
         return entry[1] == holder and entry[2] == tier
       end)
     end
-    if forget_offload then
-      for _, slice in ipairs(offload_slices) do
-        redis.call('HDEL', slice, name)
+  end
+  if forgetful ~= '' then
+    for _, slice in ipairs(offload_slices) do
+      if redis.call('EXISTS', slice) == 1 then
+        for i, record in ipairs(many(slice, names)) do
+          if record and string.sub(record, 35, 42) == forgetful then
+            redis.call('HDEL', slice, names[i])
+          end
+        end
       end
     end
   end
@@ -137,34 +143,64 @@ function operations.forget(operation)
   return false
 end
 
-local function run(message)
-  local results = {}
-  for i, operation in ipairs(message[2]) do
-    results[i] = operations[operation[1]](operation)
+-- A publisher's generation decides before anything of its message is looked at.
+local function admit(group, generation, lowest)
+  if group == '' then
+    return 'admitted'
   end
-  return results
+  local current = tonumber(redis.call('HGET', prefix .. 'generations', group) or '-1')
+  if generation < current or generation < lowest then
+    return 'retired'
+  end
+  if generation == current then
+    return 'admitted'
+  end
+  redis.call('HSET', prefix .. 'generations', group, generation)
+  if current < 0 then
+    return 'admitted'
+  end
+  operations.forget({'forget', group, '', {'n', 'c', 'd'}})
+  return 'restarted'
 end
 
-local answers, outbox, ordered = {}, {}, false
+local function run(message)
+  local results, verdict = {}, admit(message[3], message[4], message[5])
+  if verdict ~= 'retired' then
+    for i, operation in ipairs(message[2]) do
+      results[i] = operations[operation[1]](operation)
+    end
+  end
+  return {verdict, results}
+end
+
+local answers, outbox, last = {}, {}, nil
 for _, message in ipairs(messages) do
   local sequence = message[1]
   if sequence < 0 then
     answers[#answers + 1] = {sequence, run(message)}
   else
-    local results = earlier[sequence]
+    local answer = earlier[sequence]
     if sequence > applied then
-      results = run(message)
+      answer = run(message)
       applied = sequence
     end
-    answers[#answers + 1] = {sequence, results or false}
-    if results then
-      outbox[#outbox + 1] = {sequence, results}
+    answers[#answers + 1] = {sequence, answer or false}
+    if answer then
+      outbox[#outbox + 1] = {sequence, answer}
     end
-    ordered = true
+    last = sequence
   end
 end
-redis.call('HSET', meta, 'epoch', epoch)
-if ordered then
-  redis.call('HSET', meta, 'applied', applied, 'outbox', cmsgpack.pack(outbox), 'stream', ARGV[5])
+redis.call('HSET', meta, 'epoch', epoch, 'stream', stream)
+if last then
+  -- What lies behind this call was not asked for again yet: a new leader may take smaller batches.
+  for _, entry in ipairs(before) do
+    if entry[1] > last then
+      outbox[#outbox + 1] = entry
+    end
+  end
+  redis.call('HSET', meta, 'applied', applied, 'outbox', cmsgpack.pack(outbox))
+elseif not same_stream then
+  redis.call('HDEL', meta, 'applied', 'outbox')
 end
 return cmsgpack.pack({'ok', answers, capped_pending, capped_content})
