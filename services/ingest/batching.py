@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.events import WIRE_VERSION, Event, EventBatch, Removed, Stored
+from schemas.registry import StoreBackend
 from services.ingest.registrations import Publisher
 
 EVENT_OVERHEAD_BYTES = 64
@@ -68,6 +69,7 @@ class PendingBatch:
             events=self.events,
             own_tiers=own_tiers,
             counted=record.kind == "engine" and record.counted,
+            pool_expected=record.kind == "pool" or record.store_backend != StoreBackend.NONE,
         )
 
 
