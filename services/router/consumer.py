@@ -162,7 +162,7 @@ class IndexConsumer:
     def _report_progress(self) -> None:
         metrics.POSITION.set(self.position)
         counts, before = self._spaces.counts, self._reported
-        for name in ("applied", "retired_generation", "unregistered", "repeated_group", "refused"):
+        for name in ("applied", "retired_generation", "repeated_group", "refused"):
             grown = getattr(counts, name) - getattr(before, name)
             if grown:
                 metrics.EVENTS.labels(name).inc(grown)

@@ -34,7 +34,6 @@ class ApplyCounts:
 
     applied: int = 0
     retired_generation: int = 0
-    unregistered: int = 0
     repeated_group: int = 0
     refused: int = 0
 
@@ -80,20 +79,16 @@ class Spaces:
         if space is None:
             self.counts.refused += sum(len(group.events) for group in batch.groups)
             return
-        if batch.source_epoch and batch.source_epoch != space.source_epoch:
-            space.source_epoch = batch.source_epoch
-            space.last_sequence = (0, 0)
         for group in batch.groups:
-            if group.source_sequence:
-                position = (group.source_sequence, group.part)
-                if position <= space.last_sequence:
-                    self.counts.repeated_group += len(group.events)
-                    continue
-                space.last_sequence = position
-            if not self._admit(group):
-                self.counts.retired_generation += len(group.events)
+            if group.source_sequence and not self._is_next(space, batch.source_epoch, group):
+                self.counts.repeated_group += len(group.events)
                 continue
+            admitted = self._admit(group)
             for event in group.events:
+                # What a retired engine said of itself is void; what it proved of a pool still is so.
+                if not admitted and not self._outlives(group, event):
+                    self.counts.retired_generation += 1
+                    continue
                 self._apply_event(space, event)
                 self.counts.applied += 1
                 yield
@@ -142,6 +137,23 @@ class Spaces:
                 return None
             space = self.spaces[model, tenant] = Space(self._make_index())
         return space
+
+    def _is_next(self, space: Space, epoch: int, group: IndexGroup) -> bool:
+        """Whether a group lies behind everything applied; a younger stream counts from its own beginning."""
+        if epoch > space.source_epoch:
+            space.source_epoch = epoch
+            space.last_sequence = (0, 0)
+        elif epoch and epoch < space.source_epoch:
+            return False
+        position = (group.source_sequence, group.part)
+        if position <= space.last_sequence:
+            return False
+        space.last_sequence = position
+        return True
+
+    def _outlives(self, group: IndexGroup, event: IndexEvent) -> bool:
+        holder = event.holder
+        return group.source == "engine" and isinstance(holder, Location) and holder.pool_id in self.registry.pools
 
     def _admit(self, group: IndexGroup) -> bool:
         key = (group.source, group.instance_id, group.dp_rank)

@@ -105,6 +105,27 @@ def test_an_events_stream_that_was_made_anew_counts_from_its_own_beginning() -> 
     assert router.matched() == 0
 
 
+def test_a_late_writer_of_a_stream_that_is_gone_changes_nothing() -> None:
+    router = Router()
+    router.apply(stored(), sequence=5, epoch=2)
+    router.apply(IndexRemoved(ONE, Tier.NPU, pack_hashes([1, 2])), sequence=900, epoch=1)
+    router.apply(stored(), sequence=5, epoch=2)
+    assert router.matched() == 2
+    assert router.spaces.counts.repeated_group == 2
+
+
+def test_what_a_retired_engine_proved_of_a_pool_still_counts_and_what_it_said_of_itself_does_not() -> None:
+    router = Router()
+    router.apply(generation=12)
+    router.apply(stored(), stored(Location("pool", "h1"), Tier.CPU), generation=11)
+    space = router.spaces.find(MODEL, TENANT)
+    assert space is not None
+    assert [space.index.holder_blocks(holder) for holder in space.locations] == [(0, 2, 0)]
+    assert router.spaces.counts.retired_generation == 1
+    router.apply(stored(Location("unknown", "h1"), Tier.CPU), generation=11)
+    assert router.spaces.counts.retired_generation == 2
+
+
 def test_posted_events_have_no_place_in_the_stream_and_are_always_applied() -> None:
     router = Router()
     router.apply(stored(), sequence=9)
