@@ -57,8 +57,13 @@ class Router:
 
     def __init__(self, url: str) -> None:
         self.http = httpx.AsyncClient(base_url=url, timeout=10.0, trust_env=False)
+        self._registered: list[dict[str, Any]] = []
 
     async def close(self) -> None:
+        """Take back every registration: the system may give a publisher's port to another test's publisher."""
+        for body in self._registered:
+            response = await self.http.post("/unregister", json=body)
+            assert response.status_code == 200, response.text
         await self.http.aclose()
 
     async def register_engine(
@@ -126,6 +131,7 @@ class Router:
     async def _register(self, body: dict[str, Any]) -> None:
         response = await self.http.post("/register", json=body)
         assert response.status_code == 201, response.text
+        self._registered.append(body)
 
 
 class Pipeline:

@@ -7,9 +7,7 @@ today".)
 import asyncio
 import os
 import random
-import re
 import signal
-import subprocess
 import time
 from typing import Any
 
@@ -25,12 +23,12 @@ from kvroute.sim.vllm_events import GPU, BlockRemoved, BlockStored, EngineEvent,
 MODEL, BLOCK, BLOCKS = "m", 4, 2
 BATCHES_PER_SECOND = 100
 VICTIMS = (
-    "services.matcher",
-    "services.router",
-    "nats-server",
-    "redis-server|valkey-server",
-    "services.matcher",
-    "nats-server",
+    "matcher",
+    "router",
+    "nats",
+    "redis",
+    "matcher",
+    "nats",
 )
 SECONDS_BETWEEN_KILLS = 3.0
 
@@ -72,17 +70,6 @@ class Engine:
         return body | {"medium_endpoints": {"npu": self.publisher.endpoint}, "store_backend": "Memcache"}
 
 
-def kill(word: str) -> None:
-    """kill -9 of this process's child whose command line matches."""
-    listing = subprocess.run(
-        ["ps", "-ww", "-o", "pid,args", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
-    )
-    pids = [int(line.split()[0]) for line in listing.stdout.splitlines() if re.search(word, line)]
-    assert pids, f"no child process with {word!r}"
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-
-
 async def held_by_the_index(http: httpx.AsyncClient) -> dict[str, int]:
     workers = (await http.get("/workers")).json()["workers"]
     return {worker["instance_id"]: worker["endpoints"]["0"]["npu_blocks"] for worker in workers}
@@ -102,7 +89,7 @@ async def test_the_index_is_right_after_everything_but_ingest_was_killed_under_l
                 engine.act()
             await asyncio.sleep(len(engines) / BATCHES_PER_SECOND)
             if killed < len(VICTIMS) and time.monotonic() - began > SECONDS_BETWEEN_KILLS * (killed + 1):
-                kill(VICTIMS[killed])
+                os.kill(stack.pids[VICTIMS[killed]], signal.SIGKILL)
                 killed += 1
         expected = {engine.name: BLOCKS * len(engine.held) for engine in engines}
         async with httpx.AsyncClient(base_url=stack.router_url, timeout=10.0, trust_env=False) as http:
