@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -21,14 +20,19 @@ def state_subjects(states: Sequence[str], model: str | None) -> list[str]:
 
 
 async def connect(url: str) -> Client:
-    """Connect at once or raise (OSError, nats.errors.Error); later losses of the server are ridden out."""
-    return await nats.connect(
-        url,
-        name="kvroute-tap",
-        connect_timeout=CONNECT_TIMEOUT_SECONDS,
-        max_reconnect_attempts=-1,
-        allow_reconnect=True,
-    )
+    """Connect or raise (TimeoutError, OSError, nats.errors.Error); later losses of the server are ridden out."""
+    client = Client()
+
+    async def ignore(_: Exception) -> None:
+        """The client repeats the attempt by itself; the deadline below tells when that is in vain."""
+
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+            await client.connect(url, name="kvroute-tap", connect_timeout=2, max_reconnect_attempts=-1, error_cb=ignore)
+    except TimeoutError:
+        await client.close()
+        raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_SECONDS} s") from None
+    return client
 
 
 async def state_notes(
