@@ -1,12 +1,16 @@
 """The worked sequence of a memcache pool and one engine, step by step over real sockets through all services."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 import zmq.asyncio
 
+from kvroute.embedded import EmbeddedStack
 from kvroute.sim.vllm_events import BlockRemoved, BlockStored
+from kvroute.taps.follow import connect, state_notes
 from schemas.blocks import content_hashes, token_bytes
+from schemas.events import STATES, StateNote
 from tests.e2e.support import Counts, EngineStub, PoolStub, Router, eventually, unique
 
 BLOCK_SIZE = 4
@@ -152,3 +156,35 @@ async def test_a_pools_clear_leaves_the_npu_alone(node: Node) -> None:
     await node.expect(Counts(npu=2, matched=8))
     node.engine.publish(BlockRemoved(block_hashes=[A], medium="GPU"))
     await node.expect(Counts())
+
+
+async def test_every_step_of_the_state_machine_can_be_tapped(node: Node, stack: EmbeddedStack) -> None:
+    client = await connect(stack.nats_url)
+    seen: dict[str, StateNote] = {}
+
+    async def collect() -> None:
+        async for note in state_notes(client, [], node.model):
+            assert isinstance(note, StateNote)
+            seen.setdefault(note.state, note)
+
+    async def states() -> set[str]:
+        return set(seen)
+
+    collecting = asyncio.create_task(collect())
+    while not seen:
+        await node.settle()
+    node.pool.publish("stored", NODE, A)
+    await node.settle()
+    node.engine.publish(stored([A, B], TOKENS, "cpu"))
+    node.pool.publish("stored", NODE, B)
+    wrong_size = stored([7], TOKENS, "GPU")
+    wrong_size.block_size = 2 * BLOCK_SIZE
+    node.engine.publish(wrong_size)
+    node.engine.publish(stored([8], [9] * BLOCK_SIZE, "cpu"))
+    await node.expect(Counts(cpu=2, matched=8))
+    await eventually(states, set(STATES) - {"pending_expired"})
+    collecting.cancel()
+    await client.close()
+    assert seen["matched"].medium == "cpu"
+    assert seen["matched"].backend_id == NODE
+    assert seen["dropped"].reason == "block_size_mismatch"
