@@ -238,13 +238,18 @@ class Registrar:
         raise TimeoutError(f"registry key {key} is written by too many at once")
 
     async def _replace(self, key: str, record: AnyRecord, revision: int) -> int | None:
-        """Write at a revision (0: no key); the new revision, None when somebody was faster."""
+        """Write at a revision (0: no key); the new revision, None when somebody was faster.
+
+        Returns when this process sees its own write, so an answer to a client is never ahead of the index.
+        """
         bucket = await self._store.bucket()
         body = dump_record(record)
         try:
-            return await (bucket.update(key, body, last=revision) if revision else bucket.create(key, body))
+            written = await (bucket.update(key, body, last=revision) if revision else bucket.create(key, body))
         except KeyWrongLastSequenceError:
             return None
+        await self._watch.wait_for_revision(written, READ_BACK_SECONDS)
+        return written
 
     async def _delete(self, key: str, revision: int) -> bool:
         bucket = await self._store.bucket()
@@ -259,7 +264,6 @@ class Registrar:
 
         The bucket's revisions are one order that all writers see, so of two exactly the later one yields.
         """
-        await self._watch.wait_for_revision(revision, READ_BACK_SECONDS)
         try:
             check_free(record, self._watch.registry)
         except (EndpointTakenError, KindTakenError) as error:

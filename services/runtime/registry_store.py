@@ -154,6 +154,7 @@ class RegistryWatch:
         bucket = await self._js.key_value(REGISTRY_BUCKET)
         watcher = await bucket.watchall()
         fresh: dict[str, AnyRecord] | None = {}
+        listed = self.revision
         listed_at = asyncio.get_running_loop().time()
         reconnects = self._reconnects()
         try:
@@ -168,6 +169,7 @@ class RegistryWatch:
                 if entry is None:
                     if fresh is not None:
                         self._records, fresh = fresh, None
+                        self.revision = max(self.revision, listed)
                         self._publish()
                         self._complete.set()
                     continue
@@ -180,8 +182,9 @@ class RegistryWatch:
                     except ValidationError as error:
                         target.pop(entry.key, None)
                         log.warning("registry_record_refused", key=entry.key, errors=error.error_count())
-                self.revision = max(self.revision, entry.revision or 0)
+                listed = max(listed, entry.revision or 0)
                 if fresh is None:
+                    self.revision = max(self.revision, listed)
                     self._publish()
         finally:
             with contextlib.suppress(NatsError, TimeoutError):

@@ -316,3 +316,18 @@ async def test_a_keeper_takes_a_registration_over_without_a_new_life(place: Plac
     assert ((await place.engine()).origin, (await place.engine()).generation) == ("controller", 1_000_000)
     await place.registrar.register(engine_body())
     assert (await place.engine()).origin == "controller"
+
+
+async def test_an_answer_is_never_ahead_of_this_process_s_own_view(place: Place) -> None:
+    """A client that unregisters and then asks /workers must not see what it took away."""
+    for round_number in range(30):
+        instance = f"A{round_number}"
+        assert (await place.registrar.register(engine_body(instance))).status == 201
+        assert (instance, 0) in place.watch.registry.engines
+        assert await place.registrar.set_paused(instance, True) == 1
+        assert place.watch.registry.engines[instance, 0].paused
+        assert (await place.registrar.unregister(engine_body(instance))).status == 200
+        assert (instance, 0) not in place.watch.registry.engines
+        assert (await place.registrar.register(engine_body(instance))).status == 201
+        assert (await place.registrar.unregister_instance(instance)).status == 200
+        assert (instance, 0) not in place.watch.registry.engines
