@@ -27,6 +27,7 @@ from services.runtime.logging import get_logger
 from services.runtime.metrics import REGISTRY
 from services.runtime.registrar import Registrar
 from services.runtime.registry_store import RegistryStore, RegistryWatch
+from services.runtime.tasks import end_tasks
 
 GRACE_SECONDS = 2.0
 SWEEP_SECONDS = 600.0
@@ -90,7 +91,7 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         kept.start()
         stack.push_async_callback(kept.stop)
         sweeping = asyncio.create_task(_sweep(registrar, config), name="sweep-tombstones")
-        stack.push_async_callback(_cancel, sweeping)
+        stack.push_async_callback(end_tasks, [sweeping])
         cluster.watch, cluster.updates, cluster.registrar = watch, updates, registrar
         health.set("registry", True)
         log.info("listening", inference=inference.port, management=management.port, metrics=metrics.port)
@@ -113,8 +114,3 @@ async def _sweep(registrar: Registrar, config: Config) -> None:
         await asyncio.sleep(SWEEP_SECONDS)
         with contextlib.suppress(NatsError, TimeoutError):
             await registrar.sweep(config.nats.stream_max_age + KEEP_TOMBSTONES_LONGER)
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -9,6 +9,7 @@ from services.coordinator.controller_events import ControllerEvent, EventKind
 from services.runtime.logging import get_logger
 from services.runtime.registrar import Registrar
 from services.runtime.registration_rules import EndpointTakenError, KindTakenError
+from services.runtime.tasks import end_tasks
 
 MAX_WAITING = 1000
 RETRY_SECONDS = 1.0
@@ -34,8 +35,7 @@ class ControllerUpdates:
     async def stop(self) -> None:
         """Stop; what waits is given up, the controller repeats the whole set when the coordinator is back."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     @property
     def waiting(self) -> int:

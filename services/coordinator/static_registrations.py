@@ -13,6 +13,7 @@ from services.runtime.logging import get_logger
 from services.runtime.registrar import Registrar
 from services.runtime.registration_rules import EndpointTakenError, KindTakenError, LiveRecord
 from services.runtime.registry_store import Registry, key_of
+from services.runtime.tasks import end_tasks
 
 log = get_logger("static_registrations")
 
@@ -57,8 +58,7 @@ class StaticRegistrations:
     async def stop(self) -> None:
         """Stop keeping; the registrations stay."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     async def _keep(self) -> None:
         first = True

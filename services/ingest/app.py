@@ -27,6 +27,7 @@ from services.runtime.logging import get_logger
 from services.runtime.metrics import REGISTRY
 from services.runtime.registry_store import Registry, RegistryWatch
 from services.runtime.taps import StateTap
+from services.runtime.tasks import end_tasks
 
 CHECK_SECONDS = 1.0
 REOPEN_SECONDS = 10.0
@@ -85,8 +86,7 @@ async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]
         try:
             yield subscriptions
         finally:
-            checks.cancel()
-            await asyncio.gather(checks, return_exceptions=True)
+            await end_tasks([checks])
             await watch.stop()
             subscriptions.stop_receiving()
             await batches.stop(max(0.5, config.runtime.shutdown_grace - GRACE_FOR_THE_REST_SECONDS))

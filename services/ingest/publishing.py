@@ -24,6 +24,7 @@ from schemas.events import BodyError, EventBatch, decode_event_batch, encode
 from schemas.subjects import EVENTS_STREAM, escape, events_subject
 from services.ingest.batching import BatchBuffer, PendingBatch
 from services.ingest.registrations import Publisher
+from services.runtime.tasks import end_tasks
 
 HEADER_BYTES = 1024
 MAX_CLIENT_BACKLOG_BYTES = 1024 * 1024
@@ -138,9 +139,7 @@ class BatchPublisher:
             for lane in self._lanes.values():
                 self.offer(lane)
             await asyncio.sleep(self._linger or 0.001)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._subscription is not None:
             with contextlib.suppress(NatsError):
                 await self._subscription.unsubscribe()

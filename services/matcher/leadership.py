@@ -33,10 +33,10 @@ from services.matcher.subscription import (
     start_sequence,
     start_subscriber,
 )
-from services.matcher.tasks import end_tasks
 from services.matcher.worker import Incoming, Matcher
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
+from services.runtime.tasks import end_tasks
 
 DEAD_SUBJECT = "kv.dead.matcher"
 EXPIRE_LIMIT = 1000

@@ -21,6 +21,7 @@ from services.router import metrics
 from services.router.spaces import ApplyCounts, Spaces
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
+from services.runtime.tasks import end_tasks
 
 SLICE_SECONDS = 0.002
 IDLE_SECONDS = 1.0
@@ -62,8 +63,7 @@ class IndexConsumer:
         """Stop following. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks([task])
 
     async def wait_for(self, sequence: int, timeout: float) -> bool:
         """Whether this sequence of KV_INDEX is applied within the timeout (read your writes)."""

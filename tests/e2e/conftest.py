@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 
@@ -11,6 +13,8 @@ from kvroute.embedded import EmbeddedStack, StackOptions
 from tests.e2e.support import Pipeline, Router
 
 START_SECONDS = 90.0
+STOP_SECONDS = 16.0
+SWIFT_STOP_SECONDS = 8.0  # below the grace time: no service may wait for its end
 
 
 class StackThread:
@@ -19,18 +23,27 @@ class StackThread:
     def __init__(self) -> None:
         self.stack: Future[EmbeddedStack] = Future()
         self.said: list[str] = []
+        self.lines: deque[str] = deque(maxlen=2000)
         self._stop: Future[None] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="stack", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        self.lines.clear()
+        began = time.monotonic()
         self._stop.set_result(None)
-        self._thread.join(timeout=30.0)
-        assert not self._thread.is_alive(), f"the stack does not stop: {self.said[-5:]}"
+        self._thread.join(timeout=STOP_SECONDS)
+        took = time.monotonic() - began
+        assert took < SWIFT_STOP_SECONDS, "\n".join(
+            [f"the stack took {took:.1f} s to stop:", *self.said[-5:], *self.lines]
+        )
+
+    def _keep_line(self, name: str, line: str) -> None:
+        self.lines.append(f"{name}: {line}")
 
     async def _run(self) -> None:
         try:
-            async with EmbeddedStack(StackOptions(any_ports=True), say=self.said.append) as stack:
+            async with EmbeddedStack(StackOptions(any_ports=True), self.said.append, self._keep_line) as stack:
                 self.stack.set_result(stack)
                 await asyncio.wrap_future(self._stop)
         except BaseException as error:

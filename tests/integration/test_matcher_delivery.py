@@ -21,11 +21,11 @@ from services.matcher.app import start
 from services.matcher.settings import MatcherSettings
 from services.matcher.standing_pull import StandingPull
 from services.matcher.subscription import sequence_of
-from services.matcher.tasks import end_tasks
 from services.runtime.broker import ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health
 from services.runtime.settings import NatsSettings, RedisSettings
+from services.runtime.tasks import end_tasks
 from tests.conftest import ServerProcess
 
 SUBJECT = events_subject("engine", "m", "a", 0)

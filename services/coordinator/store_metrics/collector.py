@@ -13,6 +13,7 @@ from services.coordinator.store_metrics.endpoint import StoreEndpoint
 from services.coordinator.store_metrics.mapping import StorePage, read_page
 from services.coordinator.store_metrics.settings import StoreMetricsSettings
 from services.runtime.logging import get_logger
+from services.runtime.tasks import end_tasks
 
 log = get_logger("store_metrics")
 
@@ -44,8 +45,7 @@ class StoreMetrics(Collector):
     async def stop(self) -> None:
         """Stop collecting."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_tasks([self._task])
 
     @property
     def problem(self) -> str:

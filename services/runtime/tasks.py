@@ -9,8 +9,8 @@ AGAIN_SECONDS = 0.2
 async def end_tasks(tasks: Iterable["asyncio.Task[object]"]) -> list[object]:
     """Cancel until every task has ended; what they returned or raised, in order.
 
-    Once is not enough: redis-py's asyncio client now and then swallows the cancellation of a command, and the task
-    would go on as if nothing had been asked of it.
+    Once is not enough: asyncio.wait_for (Python 3.11; nats-py is built on it) swallows a cancellation that meets a
+    result, redis-py's client that of a command now and then, and the task goes on as if nothing had been asked of it.
     """
     ending = list(tasks)
     pending = {task for task in ending if not task.done()}
