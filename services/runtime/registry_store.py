@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.errors import KeyNotFoundError, NoKeysError
+from nats.js.errors import KeyNotFoundError
 from nats.js.kv import KV_DEL, KV_PURGE, KeyValue
 from pydantic import ValidationError
 
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord, dump_record, load_record
 from schemas.subjects import REGISTRY_BUCKET, engine_key, pool_key
 from services.runtime.logging import get_logger
+from services.runtime.tasks import end_tasks
 
 AnyRecord = EngineRecord | PoolRecord | RetiredRecord
 RETRY_SECONDS = 0.5
@@ -85,13 +86,11 @@ class RegistryStore:
 
     async def all(self) -> dict[str, AnyRecord]:
         """Every readable record by key."""
-        bucket = await self.bucket()
-        try:
-            keys = await bucket.keys()
-        except NoKeysError:
-            return {}
+        # Not KeyValue.keys(): it may report none while the first values are still on their way to the client.
+        prefix = f"$KV.{REGISTRY_BUCKET}."
+        state = (await self._js.stream_info(f"KV_{REGISTRY_BUCKET}", subjects_filter=">")).state
         records = {}
-        for key in keys:
+        for key in (subject.removeprefix(prefix) for subject in state.subjects or {}):
             record, _ = await self.get(key)
             if record is not None:
                 records[key] = record
@@ -124,8 +123,7 @@ class RegistryWatch:
         """Stop watching. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await end_tasks([task])
 
     async def wait_for_revision(self, revision: int, timeout: float = 5.0) -> bool:
         """Whether a write of this revision is visible here within the timeout (read your writes)."""
@@ -143,7 +141,9 @@ class RegistryWatch:
         return int(self._js._nc.stats["reconnects"])
 
     async def _follow(self) -> None:
-        while True:
+        # Python 3.11's wait_for, inside the library's updates(), may swallow the cancellation of stop(); the task is
+        # asked for as well, so that a stop never takes longer than one wait.
+        while self._task is not None:
             try:
                 await self._watch_once()
             except (NatsError, TimeoutError, OSError) as error:
@@ -158,7 +158,7 @@ class RegistryWatch:
         listed_at = asyncio.get_running_loop().time()
         reconnects = self._reconnects()
         try:
-            while True:
+            while self._task is not None:
                 # A list from time to time heals what an ordered consumer may miss while a server restarts.
                 if asyncio.get_running_loop().time() - listed_at > RELIST_SECONDS or self._reconnects() != reconnects:
                     return
@@ -167,11 +167,11 @@ class RegistryWatch:
                 except TimeoutError:
                     continue
                 if entry is None:
-                    if fresh is not None:
-                        self._records, fresh = fresh, None
-                        self.revision = max(self.revision, listed)
-                        self._publish()
-                        self._complete.set()
+                    # The library's "no values" may come before the first values do, so a bucket is only believed to be
+                    # empty when the server says so: taking that for real would retire every engine of the index.
+                    if fresh is not None and (fresh or (await bucket.status()).values == 0):
+                        self._complete_with(fresh, listed)
+                        fresh = None
                     continue
                 target = self._records if fresh is None else fresh
                 if entry.operation in (KV_DEL, KV_PURGE):
@@ -186,9 +186,19 @@ class RegistryWatch:
                 if fresh is None:
                     self.revision = max(self.revision, listed)
                     self._publish()
+                elif entry.delta == 0:
+                    self._complete_with(fresh, listed)
+                    fresh = None
         finally:
             with contextlib.suppress(NatsError, TimeoutError):
                 await watcher.stop()  # type: ignore[no-untyped-call]
+
+    def _complete_with(self, records: dict[str, AnyRecord], revision: int) -> None:
+        """A list of the whole bucket has arrived, up to this revision."""
+        self._records = records
+        self.revision = max(self.revision, revision)
+        self._publish()
+        self._complete.set()
 
     def _publish(self) -> None:
         registry = registry_of(self._records)

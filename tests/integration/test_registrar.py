@@ -11,6 +11,7 @@ import msgpack
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.kv import KeyValue
 from starlette.applications import Starlette
 
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
@@ -18,7 +19,7 @@ from schemas.subjects import engine_key
 from services.runtime.broker import ensure_streams
 from services.runtime.registrar import Registrar
 from services.runtime.registration_routes import registration_routes
-from services.runtime.registry_store import RegistryStore, RegistryWatch
+from services.runtime.registry_store import Registry, RegistryStore, RegistryWatch
 from services.runtime.settings import NatsSettings
 from tests.conftest import make_nats_server
 
@@ -331,3 +332,37 @@ async def test_an_answer_is_never_ahead_of_this_process_s_own_view(place: Place)
         assert (await place.registrar.register(engine_body(instance))).status == 201
         assert (await place.registrar.unregister_instance(instance)).status == 200
         assert (instance, 0) not in place.watch.registry.engines
+
+
+async def test_a_no_values_marker_ahead_of_the_values_does_not_retire_every_engine(
+    place: Place, nats_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nats-py tells "no values" when the consumer's description overtakes the values on their way to the client."""
+    for number in range(5):
+        assert (await place.registrar.register(engine_body(f"A{number}", port=7000 + number))).status == 201
+    watchall = KeyValue.watchall
+
+    async def with_early_marker(bucket: KeyValue) -> Any:
+        watcher = await watchall(bucket)
+        updates, marker = watcher.updates, [None]
+
+        async def early(timeout: float) -> Any:
+            return marker.pop() if marker else await updates(timeout)
+
+        monkeypatch.setattr(watcher, "updates", early)
+        return watcher
+
+    monkeypatch.setattr(KeyValue, "watchall", with_early_marker)
+    views: list[int] = []
+    watch = RegistryWatch(nats_client.jetstream(), lambda registry: views.append(len(registry.engines)))
+    await asyncio.wait_for(watch.start(), 10)
+    await watch.stop()
+    assert views == [5]
+
+
+async def test_a_watch_of_an_empty_bucket_is_complete_at_once(nats_client: Client) -> None:
+    await ensure_streams(nats_client.jetstream(), NatsSettings())
+    watch = RegistryWatch(nats_client.jetstream())
+    await asyncio.wait_for(watch.start(), 10)
+    await watch.stop()
+    assert watch.registry == Registry()
