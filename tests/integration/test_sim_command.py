@@ -51,14 +51,30 @@ async def router() -> AsyncIterator[RecordingRouter]:
     await router.server.stop(grace=1.0)
 
 
+STARTED: list[asyncio.subprocess.Process] = []
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays() -> AsyncIterator[None]:
+    """A test that fails half-way leaves no process behind."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", "from kvroute.commands.sim import app; app()"),
         *arguments,
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+    STARTED.append(process)
+    return process
 
 
 async def exit_code(process: asyncio.subprocess.Process) -> int:

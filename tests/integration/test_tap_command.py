@@ -5,8 +5,10 @@ import json
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from nats.aio.client import Client
 
 from schemas.events import StateNote, encode
@@ -17,14 +19,30 @@ ROOT = Path(__file__).parents[2]
 DEADLINE_SECONDS = 20.0
 
 
+STARTED: list[asyncio.subprocess.Process] = []
+
+
+@pytest.fixture(autouse=True)
+async def nothing_stays() -> AsyncIterator[None]:
+    """A test that fails half-way leaves no process behind."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def start(*arguments: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "kvroute", "tap", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
     )
+    STARTED.append(process)
+    return process
 
 
 async def publish_until_it_ends(client: Client, notes: list[StateNote], tap: asyncio.subprocess.Process) -> list[str]:
