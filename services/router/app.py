@@ -4,20 +4,20 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
-
-from starlette.applications import Starlette
+from functools import partial
 
 from services.router import metrics
 from services.router.consumer import IndexConsumer
-from services.router.http_api import RouterApi
+from services.router.http_api import Backend, RouterApi
 from services.router.index import create_index, native_available
 from services.router.index.port import PrefixIndex
+from services.router.publishers import spaces_of
 from services.router.settings import RouterSettings
 from services.router.spaces import Spaces
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
-from services.runtime.health import Health, health_routes
-from services.runtime.http_server import HttpServer, SwitchableApp
+from services.runtime.health import Health
+from services.runtime.http_server import HttpServer
 from services.runtime.logging import get_logger
 from services.runtime.registrar import Registrar
 from services.runtime.registry_store import RegistryStore, RegistryWatch
@@ -33,8 +33,8 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     settings = config.router
     spaces = Spaces(lambda: make_index(settings), settings.max_spaces)
     announce_index(settings, health)
-    app = SwitchableApp(Starlette(routes=health_routes(health)))
-    server = HttpServer(app, settings.host, settings.port)
+    api = RouterApi(spaces, health, settings)
+    server = HttpServer(api, settings.host, settings.port)
     await server.start()
     log.info("listening", port=server.port)
     async with contextlib.AsyncExitStack() as stack:
@@ -46,13 +46,16 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         watch = RegistryWatch(js, spaces.set_registry)
         await watch.start()
         stack.push_async_callback(watch.stop)
-        consumer = IndexConsumer(nc, js, spaces, health, settings.catch_up_timeout)
+        restore_streams = partial(ensure_streams, js, config.nats)
+        consumer = IndexConsumer(nc, js, spaces, health, settings.catch_up_timeout, restore_streams)
         consumer.start()
         stack.push_async_callback(consumer.stop)
         registrar = Registrar(RegistryStore(js), watch, os.environ.get("KVS_MASTER_SERVICE"))
-        app.app = RouterApi(spaces, consumer, js, registrar, health, settings)
+        api.connect(Backend(js, consumer, registrar))
         sizes = asyncio.create_task(report_sizes(spaces), name="sizes")
         stack.callback(sizes.cancel)
+        # Once more, to be the first thing that stops: what is being answered still finds everything there.
+        stack.push_async_callback(server.stop)
         yield
 
 
@@ -78,10 +81,7 @@ async def report_sizes(spaces: Spaces) -> None:
     shown: set[tuple[str, str]] = set()
     gauges = (metrics.BLOCKS, metrics.MEMBERSHIPS, metrics.WAITING, metrics.EVICTED)
     while True:
-        registered = {
-            (record.model, record.tenant)
-            for record in (*spaces.registry.engines.values(), *spaces.registry.pools.values())
-        }
+        registered = spaces_of([*spaces.registry.engines.values(), *spaces.registry.pools.values()])
         for key in shown - registered:
             for gauge in gauges:
                 with contextlib.suppress(KeyError):

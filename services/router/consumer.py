@@ -1,24 +1,27 @@
 """Follows KV_INDEX with an ordered consumer and applies it, in slices, to the spaces.
 
 Supervised: whatever happens to server, stream or consumer, it subscribes again behind the last applied message. When
-the stream itself was lost and made anew, everything is forgotten and read again.
+the stream itself was lost and made anew, or lost messages that were not read yet, everything is forgotten and read
+again.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, StreamInfo
+from nats.js.errors import NotFoundError
 
 from schemas.events import BodyError, decode_index_batch
 from schemas.subjects import INDEX_ALL, INDEX_STREAM
 from services.router import metrics
-from services.router.spaces import ApplyCounts, Spaces
+from services.router.progress import Progress
+from services.router.spaces import Spaces
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
 from services.runtime.tasks import end_tasks
@@ -27,36 +30,45 @@ SLICE_SECONDS = 0.002
 IDLE_SECONDS = 1.0
 STALLED_SECONDS = 3.0
 RETRY_SECONDS = 0.5
+TIDY_SECONDS = 60.0
 DEAD_SUBJECT = "kv.dead.router"
-CONDITION = "index"
+MAX_PENDING_MESSAGES = 1_000_000
 
 log = get_logger("consumer")
 
 
 class IndexConsumer:
-    """Keeps `spaces` up to date. position: the last sequence of KV_INDEX that is applied."""
+    """Keeps `spaces` up to date. position: the last sequence of KV_INDEX that is applied.
+
+    restore_streams: makes the streams again when they are found missing.
+    """
 
     def __init__(
-        self, nc: Client, js: JetStreamContext, spaces: Spaces, health: Health, catch_up_timeout: float
+        self,
+        nc: Client,
+        js: JetStreamContext,
+        spaces: Spaces,
+        health: Health,
+        catch_up_timeout: float,
+        restore_streams: Callable[[], Awaitable[None]],
     ) -> None:
         self._nc = nc
         self._js = js
         self._spaces = spaces
-        self._health = health
-        self._catch_up_timeout = catch_up_timeout
+        self._progress = Progress(health, spaces, catch_up_timeout)
+        self._restore_streams = restore_streams
         self._created: object = None
-        self._target = 0
-        self._started = time.monotonic()
+        self._known_hole = 0
+        self._tidied = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._advanced = asyncio.Event()
         self._warnings = RateLimited()
-        self._reported = ApplyCounts()
         self.position = 0
-        self.on_batch: Callable[[], None] | None = None
+        spaces.on_refused = self._warn_refused
 
     def start(self) -> None:
         """Begin to follow; readiness (condition `index`) comes when what the stream holds now is applied."""
-        self._health.set(CONDITION, False, "reading the stream has not begun")
+        self._progress.begin()
         self._task = asyncio.create_task(self._follow(), name="index-consumer")
 
     async def stop(self) -> None:
@@ -78,63 +90,97 @@ class IndexConsumer:
         while True:
             try:
                 await self._follow_once()
+            except NotFoundError:
+                self._progress.lost("the stream KV_INDEX is missing, making it again")
+                log.warning("index_stream_missing", position=self.position)
+                await asyncio.sleep(RETRY_SECONDS)
+                await self._restore_streams()
             except (NatsError, TimeoutError, OSError) as error:
                 text = str(error) or type(error).__name__
-                self._health.set(CONDITION, False, f"KV_INDEX cannot be read: {text}")
+                self._progress.lost(f"KV_INDEX cannot be read: {text}")
                 if self._warnings.allow("lost") is not None:
                     log.info("index_stream_lost", error=text)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow_once(self) -> None:
-        info = await self._js.stream_info(INDEX_STREAM)
-        self._check_stream(info)
+        """Subscribe and apply until something is wrong with the subscription."""
+        self._check_stream(await self._js.stream_info(INDEX_STREAM))
+        reconnects = self._nc.stats["reconnects"]
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=self.position + 1)
         subscription = await self._js.subscribe(
-            INDEX_ALL, stream=INDEX_STREAM, ordered_consumer=True, config=config, pending_msgs_limit=100_000
+            INDEX_ALL,
+            stream=INDEX_STREAM,
+            ordered_consumer=True,
+            config=config,
+            pending_msgs_limit=MAX_PENDING_MESSAGES,
         )
-        self._report_progress()
-        behind_since: float | None = None
+        self._progress.report(self.position)
+        behind_since = None
         try:
-            while True:
+            while self._nc.stats["reconnects"] == reconnects:
                 try:
                     message = await subscription.next_msg(timeout=IDLE_SECONDS)
                 except TimeoutError:
-                    info = await self._js.stream_info(INDEX_STREAM)
-                    if not self._same_stream(info):
-                        return
-                    if info.state.last_seq <= self.position:
+                    last = await self._check_idle()
+                    if last <= self.position:
                         behind_since = None
                     elif behind_since is None:
                         behind_since = time.monotonic()
                     elif time.monotonic() - behind_since > STALLED_SECONDS:
-                        log.warning("index_consumer_stalled", position=self.position, last=info.state.last_seq)
+                        log.warning("index_consumer_stalled", position=self.position, last=last)
                         return
-                    self._report_progress()
-                    self._spaces.drop_empty_spaces()
                     continue
                 behind_since = None
+                if not self._follows_the_last(message):
+                    return
                 await self._apply(message)
         finally:
             with contextlib.suppress(NatsError, TimeoutError, asyncio.CancelledError):
                 await subscription.unsubscribe()
 
-    def _same_stream(self, info: StreamInfo) -> bool:
-        return info.created == self._created and info.state.last_seq >= self.position
+    async def _check_idle(self) -> int:
+        """Nothing came for a while: is the stream still the same, and where does it end? Also the time to tidy up."""
+        info = await self._js.stream_info(INDEX_STREAM)
+        self._check_stream(info)
+        self._progress.report(self.position)
+        await self._in_slices(iter(self._spaces.sweep, False))
+        if time.monotonic() - self._tidied > TIDY_SECONDS:
+            self._spaces.tidy()
+            self._tidied = time.monotonic()
+        return int(info.state.last_seq)
 
     def _check_stream(self, info: StreamInfo) -> None:
-        if self._created is not None and not self._same_stream(info):
-            log.warning("index_stream_replaced", position=self.position, last=info.state.last_seq)
+        """Start over when the stream is another one than before, or has dropped messages that were not read yet."""
+        state = info.state
+        replaced = self._created is not None and (info.created != self._created or state.last_seq < self.position)
+        cut = self.position > 0 and state.first_seq > self.position + 1
+        if replaced or cut:
+            log.warning(
+                "index_starts_over",
+                reason="the stream was replaced" if replaced else "the stream dropped messages that were not read",
+                position=self.position,
+                first=state.first_seq,
+                last=state.last_seq,
+            )
             self._spaces.reset()
-            self.position = 0
-            self._target = 0
+            self._progress.lost("reading the stream from its beginning")
+            self.position = self._known_hole = 0
+        elif self._created is None and state.first_seq > 1 and state.messages:
+            log.warning("index_history_incomplete", first=state.first_seq, messages=state.messages)
         self._created = info.created
-        first = info.state.first_seq
-        if info.state.messages and first > self.position + 1:
-            log.warning("index_history_incomplete", first=first, position=self.position)
-        if info.state.messages == 0:
+        if state.messages == 0:
             # Nothing to read: an empty stream remembers how far it had counted.
-            self.position = max(self.position, info.state.last_seq)
-        self._target = max(self._target, info.state.last_seq)
+            self.position = max(self.position, state.last_seq)
+        self._progress.target(state.last_seq)
+
+    def _follows_the_last(self, message: Msg) -> bool:
+        """Whether nothing was skipped before this message. A hole that is still there at a second look is real."""
+        sequence = message.metadata.sequence.stream
+        if self.position == 0 or sequence <= self.position + 1 or sequence == self._known_hole:
+            return True
+        self._known_hole = sequence
+        log.info("index_messages_skipped", position=self.position, next=sequence)
+        return False
 
     async def _apply(self, message: Msg) -> None:
         sequence = message.metadata.sequence.stream
@@ -142,37 +188,36 @@ class IndexConsumer:
             return
         try:
             batch = decode_index_batch(message.data)
+            await self._in_slices(self._spaces.apply(batch))
         except BodyError as error:
-            metrics.REFUSED_BODIES.inc()
-            if self._warnings.allow("body") is not None:
-                log.warning("index_message_refused", subject=message.subject, sequence=sequence, error=str(error))
-            await self._nc.publish(DEAD_SUBJECT, message.data)
-        else:
-            slice_ends = time.perf_counter() + SLICE_SECONDS
-            for _ in self._spaces.apply(batch):
-                if time.perf_counter() > slice_ends:
-                    await asyncio.sleep(0)
-                    slice_ends = time.perf_counter() + SLICE_SECONDS
+            await self._put_aside(message, str(error))
+        except Exception as error:
+            # Whatever is wrong with one message must not keep the others from being applied.
+            log.exception("index_message_failed", subject=message.subject, sequence=sequence)
+            await self._put_aside(message, type(error).__name__)
         self.position = sequence
         self._advanced.set()
-        self._report_progress()
-        if self.on_batch is not None:
-            self.on_batch()
+        self._progress.report(self.position)
 
-    def _report_progress(self) -> None:
-        metrics.POSITION.set(self.position)
-        counts, before = self._spaces.counts, self._reported
-        for name in ("applied", "retired_generation", "repeated_group", "refused"):
-            grown = getattr(counts, name) - getattr(before, name)
-            if grown:
-                metrics.EVENTS.labels(name).inc(grown)
-                setattr(before, name, getattr(counts, name))
-        if self.position >= self._target:
-            if self._health.set(CONDITION, True):
-                log.info("index_caught_up", position=self.position, seconds=round(time.monotonic() - self._started, 3))
-            return
-        waited = time.monotonic() - self._started
-        reason = f"catching up: {self.position} of {self._target} messages after {waited:.0f} s"
-        if waited > self._catch_up_timeout:
-            reason += f", later than the deadline of {self._catch_up_timeout:.0f} s (router.catch_up_timeout)"
-        self._health.set(CONDITION, False, reason)
+    async def _in_slices(self, work: Iterable[object]) -> None:
+        """Run the work, letting others in every few milliseconds; holders that left are dropped a slice at a time."""
+        slice_ends = time.perf_counter() + SLICE_SECONDS
+        for _ in work:
+            if time.perf_counter() > slice_ends:
+                await asyncio.sleep(0)
+                slice_ends = time.perf_counter() + SLICE_SECONDS
+        if self._spaces.sweep():
+            await asyncio.sleep(0)
+
+    async def _put_aside(self, message: Msg, error: str) -> None:
+        """Keep a message that cannot be applied for inspection."""
+        metrics.REFUSED_BODIES.inc()
+        if self._warnings.allow("body") is not None:
+            log.warning("index_message_refused", subject=message.subject, error=error)
+        with contextlib.suppress(NatsError):
+            await self._nc.publish(DEAD_SUBJECT, message.data)
+
+    def _warn_refused(self, reason: str) -> None:
+        held_back = self._warnings.allow(reason)
+        if held_back is not None:
+            log.warning("index_event_refused", reason=reason, held_back=held_back)

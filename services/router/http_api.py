@@ -1,10 +1,11 @@
-"""The router's HTTP API: hot routes by hand, everything else on Starlette."""
+"""The router's HTTP API: hot routes by hand, everything else on Starlette. It answers before NATS is reached."""
 
-from typing import Any
+from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -13,10 +14,11 @@ from starlette.routing import Route
 from schemas.events import encode
 from schemas.subjects import index_subject
 from services.router.consumer import IndexConsumer
-from services.router.http_query import MEDIA_TYPES, QueryRoutes, Receive, Scope, Send, read_body
+from services.router.encodings import MEDIA_TYPES, BodyRefusedError, decode_body, encode_body, encoding_of
+from services.router.http_query import ROUTES, QueryRoutes, Receive, Scope, Send, read_body
+from services.router.message_parts import parts_of
 from services.router.openapi import DOCS_PAGE, OPENAPI
-from services.router.posted_events import read_posted_events
-from services.router.request_bodies import BodyRefusedError, decode_body, encode_body, encoding_of
+from services.router.posted_events import Posted, read_posted_events
 from services.router.settings import RouterSettings
 from services.router.spaces import Spaces
 from services.router.workers import workers_answer
@@ -24,29 +26,30 @@ from services.runtime.health import Health, health_routes
 from services.runtime.registrar import Registrar
 from services.runtime.registration_routes import registration_routes
 
-HOT_PATHS = frozenset({"/query", "/query_by_hash"})
+PUBLISH_SECONDS = 5.0
+STARTING = "starting: NATS is not reached yet, try again"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What the API needs once NATS is reached and the registry is known."""
+
+    js: JetStreamContext
+    consumer: IndexConsumer
+    registrar: Registrar
 
 
 class RouterApi:
     """The ASGI application."""
 
-    def __init__(
-        self,
-        spaces: Spaces,
-        consumer: IndexConsumer,
-        js: JetStreamContext,
-        registrar: Registrar,
-        health: Health,
-        settings: RouterSettings,
-    ) -> None:
+    def __init__(self, spaces: Spaces, health: Health, settings: RouterSettings) -> None:
         self._spaces = spaces
-        self._consumer = consumer
-        self._js = js
         self._settings = settings
+        self._backend: Backend | None = None
         self._query = QueryRoutes(spaces, settings)
         routes = [
-            *registration_routes(registrar),
-            *(Route(path, _only_post, methods=["POST"]) for path in sorted(HOT_PATHS)),
+            *registration_routes(lambda: self._backend.registrar if self._backend else None),
+            *(Route(path, _only_post, methods=["POST"]) for path in ROUTES),
             Route("/events", self._events, methods=["POST"]),
             Route("/workers", self._workers),
             Route("/health", _health),
@@ -54,50 +57,74 @@ class RouterApi:
             Route("/docs", _docs),
             *health_routes(health),
         ]
-        self._rest = CORSMiddleware(
-            Starlette(routes=routes), allow_origins=["*"], allow_methods=["*"], allow_headers=["*"]
-        )
+        rest = Starlette(routes=routes, exception_handlers={HTTPException: _problem})
+        self._rest = CORSMiddleware(rest, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
+
+    def connect(self, backend: Backend) -> None:
+        """From now on everything can be answered."""
+        self._backend = backend
+        self._query.ready = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route one request."""
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in HOT_PATHS:
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in ROUTES:
             await self._query(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 
     async def _workers(self, request: Request) -> Response:
+        if self._backend is None:
+            return JSONResponse({"error": STARTING}, 503)
         return JSONResponse(workers_answer(self._spaces))
 
     async def _events(self, request: Request) -> Response:
         encoding = encoding_of(request.headers.get("content-type"))
-
-        def answer(status: int, body: dict[str, Any]) -> Response:
-            return Response(encode_body(body, encoding), status, media_type=MEDIA_TYPES[encoding].decode())
-
         try:
             raw = await read_body(request.receive, self._settings.max_body_bytes)
-            posted = read_posted_events(decode_body(raw, encoding, "events"), self._spaces.registry)
+            fields = decode_body(raw, encoding, "events")
+            status, answer = await self._post_events(fields)
         except BodyRefusedError as error:
-            return answer(error.status, {"error": str(error)})
-        if posted.batch.groups:
-            try:
-                stored = await self._js.publish(
-                    index_subject(posted.batch.model, posted.batch.tenant), encode(posted.batch), timeout=5.0
-                )
-                applied = await self._consumer.wait_for(stored.seq, self._settings.events_timeout)
-            except (NatsError, TimeoutError) as error:
-                return answer(503, {"error": f"events cannot be stored: {str(error) or type(error).__name__}"})
-            if not applied:
-                return answer(503, {"error": "events are stored but not applied yet; ask /readyz for the reason"})
+            status, answer = error.status, {"error": str(error)}
+        return Response(encode_body(answer, encoding), status, media_type=MEDIA_TYPES[encoding])
+
+    async def _post_events(self, fields: dict[str, object]) -> tuple[int, dict[str, object]]:
+        if self._backend is None:
+            raise BodyRefusedError(STARTING, 503)
+        posted = read_posted_events(fields, self._spaces.registry.engines, self._spaces.publishers)
+        await self._publish(posted, self._backend)
         if posted.errors:
-            body = {"status": "partial", "events_applied": posted.applied, "errors": list(posted.errors)}
-            return answer(500, body)
-        return answer(200, {"status": "ok", "events_applied": posted.applied})
+            return 500, {"status": "partial", "events_applied": posted.applied, "errors": list(posted.errors)}
+        return 200, {"status": "ok", "events_applied": posted.applied}
+
+    async def _publish(self, posted: Posted, backend: Backend) -> None:
+        """Into the stream, so that every router applies them; returns when this one has."""
+        last = 0
+        try:
+            for batch in posted.batches:
+                for part in parts_of(batch):
+                    subject = index_subject(part.model, part.tenant)
+                    stored = await backend.js.publish(subject, encode(part), timeout=PUBLISH_SECONDS)
+                    last = stored.seq
+        except (NatsError, TimeoutError) as error:
+            text = str(error) or type(error).__name__
+            raise BodyRefusedError(f"events cannot be stored: {text}; send them again", 503) from None
+        if last and not await backend.consumer.wait_for(last, self._settings.events_timeout):
+            raise BodyRefusedError("events are stored but not applied yet; /readyz says why", 503)
 
 
 async def _only_post(request: Request) -> Response:
     """Never reached: POST to a hot path is answered before; the route makes every other method a 405."""
     raise AssertionError(request.url.path)
+
+
+async def _problem(request: Request, error: Exception) -> Response:
+    """RFC 9457 problem details with a stable code, for paths and methods that do not exist."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    code = {404: "unknown_path", 405: "method_not_allowed"}.get(status, "http_error")
+    title = error.detail if isinstance(error, HTTPException) else "Internal Server Error"
+    body = {"type": "about:blank", "title": title, "status": status, "code": code, "detail": "see /docs"}
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
 
 
 async def _health(request: Request) -> Response:

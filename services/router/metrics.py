@@ -9,8 +9,12 @@ QUERY_SECONDS = histogram(
 QUERIED_BLOCKS = counter("kvroute_router_queried_blocks_total", "Whole blocks asked for")
 MATCHED_BLOCKS = counter("kvroute_router_matched_blocks_total", "Blocks of the best instance by tier", ["medium"])
 EVENTS = counter("kvroute_router_events_total", "Index events by what became of them", ["outcome"])
+EVENT_BLOCKS = counter(
+    "kvroute_router_event_blocks_total", "Blocks of index events by what became of them", ["outcome"]
+)
 REFUSED_BODIES = counter("kvroute_router_refused_messages_total", "Index messages that could not be read")
 POSITION = gauge("kvroute_router_stream_position", "Sequence of KV_INDEX up to which everything is applied")
+STREAM_END = gauge("kvroute_router_stream_end", "Last sequence of KV_INDEX at the last look")
 BLOCKS = gauge("kvroute_router_blocks", "Blocks in the index", ["model", "tenant"])
 MEMBERSHIPS = gauge("kvroute_router_memberships", "(holder, tier, block) entries", ["model", "tenant"])
 WAITING = gauge("kvroute_router_waiting_blocks", "Blocks that wait for their parent", ["model", "tenant"])

@@ -5,6 +5,12 @@ import json
 from typing import Any
 
 from kvroute import __version__
+from schemas.http import (
+    REGISTRATION_PROPERTIES,
+    REGISTRATION_REQUIRED,
+    UNREGISTRATION_PROPERTIES,
+    UNREGISTRATION_REQUIRED,
+)
 
 _INTEGERS = {"type": "array", "items": {"type": "integer"}}
 _ERROR = {"description": '`{"error": text}` naming the field and the fix'}
@@ -13,14 +19,22 @@ _NAMESPACE = {
     "lora_name": {"type": "string"},
     "lora_id": {"type": "integer", "description": "only for engines that do not send adapter names"},
     "cache_salt": {"type": "string"},
-    "extra_keys": {"type": "array", "items": {"type": "string"}, "description": "keys of the whole chain"},
+    "extra_keys": {
+        "type": "array",
+        "description": "keys of the whole chain as texts; or a list (or null) per block, as in events",
+    },
     "block_extra_keys": {"type": "object", "description": "block number to its keys (images and the like)"},
     "instance_id": {"type": "string", "description": "answer for this instance only"},
+    "dialect": {
+        "type": "string",
+        "enum": ["conductor", "mooncake"],
+        "description": "shape of the answer; mooncake where all engines were registered in that spelling",
+    },
 }
 _HASH_QUERY = {
     "model": {"type": "string"},
     "block_hashes": {**_INTEGERS, "description": "content hash of every block"},
-    "seq_hashes": {**_INTEGERS, "description": "rolling hashes, instead of block_hashes"},
+    "seq_hashes": {**_INTEGERS, "description": "rolling hashes, instead of block_hashes; also called block_hash"},
     "block_size": {"type": "integer", "description": "scales matched_tokens; 1 when missing"},
     **_NAMESPACE,
 }
@@ -29,18 +43,6 @@ _QUERY = {
     "block_size": {"type": "integer", "minimum": 1, "maximum": 4096},
     "token_ids": {**_INTEGERS, "description": "in msgpack also bytes: little-endian u32"},
     **_NAMESPACE,
-}
-_REGISTER = {
-    "instance_id": {"type": "string"},
-    "type": {"type": "string", "examples": ["vLLM"]},
-    "modelname": {"type": "string"},
-    "block_size": {"type": "integer"},
-    "dp_rank": {"type": "integer"},
-    "medium_endpoints": {"type": "object", "description": 'medium to ZMQ URL, e.g. {"npu": "tcp://10.0.0.5:5557"}'},
-    "endpoint": {"type": "string", "description": "a pool's publisher"},
-    "store_backend": {"type": "string", "examples": ["Memcache", "Mooncake", "YuanRong", "None"]},
-    "replay_endpoint": {"type": "string"},
-    "tenant_id": {"type": "string", "default": "default"},
 }
 
 
@@ -88,12 +90,12 @@ OPENAPI: dict[str, Any] = {
         ),
         "/register": _post(
             "Register an engine's DP rank or a pool (idempotent)",
-            _body(_REGISTER, ["instance_id", "type", "modelname", "block_size", "dp_rank"]),
+            _body(REGISTRATION_PROPERTIES, REGISTRATION_REQUIRED),
             {"201": "registered", "409": "endpoint taken", "422": "fields refused, all named"},
         ),
         "/unregister": _post(
             "Remove an engine's DP rank or a pool",
-            _body(_REGISTER, ["instance_id", "type", "modelname", "block_size", "dp_rank"]),
+            _body(UNREGISTRATION_PROPERTIES, UNREGISTRATION_REQUIRED),
             {"200": "removed", "404": "unknown instance"},
         ),
         "/events": _post(

@@ -250,7 +250,7 @@ async def test_an_unregistered_pool_is_taken_out_of_the_index_even_behind_a_late
     assert stream.confirmed() == [(Location("pool", "h1"), content(5))]
     space = router.find(MODEL, TENANT)
     assert space is not None
-    assert [space.index.holder_blocks(holder) for holder in space.locations] == [(0, 0, 0)]
+    assert space.blocks_of(Location("pool", "h1")) == (0, 0, 0, 0)
 
 
 async def test_names_of_two_workers_never_meet_in_their_own_tiers(store: MatcherStore) -> None:
@@ -387,7 +387,7 @@ def _blocks(stream: IndexStream) -> object:
             pass
     holders: Sequence[Any] = [Worker("a", 0), Worker("b", 0), Location("pool", "h1"), Location("pool", "h2")]
     return {
-        key: [space.index.holder_blocks(router.holder_id(holder)) for holder in holders]
+        key: [space.blocks_of(holder) for holder in holders]
         for key, space in sorted(router.spaces.items())
     }
 

@@ -71,6 +71,11 @@ class Router:
         for _ in self.spaces.apply(IndexBatch(WIRE_VERSION, model, TENANT, [group], epoch)):
             pass
 
+    def held(self, holder: Holder) -> tuple[int, int, int]:
+        space = self.spaces.find(MODEL, TENANT)
+        assert space is not None
+        return space.blocks_of(holder)[:3]
+
     def matched(self, name: str = "one", model: str = MODEL) -> int:
         space = self.spaces.find(model, TENANT)
         if space is None:
@@ -118,9 +123,7 @@ def test_what_a_retired_engine_proved_of_a_pool_still_counts_and_what_it_said_of
     router = Router()
     router.apply(generation=12)
     router.apply(stored(), stored(Location("pool", "h1"), Tier.CPU), generation=11)
-    space = router.spaces.find(MODEL, TENANT)
-    assert space is not None
-    assert [space.index.holder_blocks(holder) for holder in space.locations] == [(0, 2, 0)]
+    assert router.held(Location("pool", "h1")) == (0, 2, 0)
     assert router.spaces.counts.retired_generation == 1
     router.apply(stored(Location("unknown", "h1"), Tier.CPU), generation=11)
     assert router.spaces.counts.retired_generation == 2
@@ -200,9 +203,8 @@ def test_a_clear_without_backend_means_every_location_of_that_pool() -> None:
         router.apply(stored(Location("pool", backend), Tier.CPU), publisher="pool")
     router.apply(stored(Location("other", "h1"), Tier.DISK), publisher="pool")
     router.apply(IndexCleared(Location("pool", ""), (Tier.CPU, Tier.DISK)), publisher="pool")
-    space = router.spaces.find(MODEL, TENANT)
-    assert space is not None
-    assert [space.index.holder_blocks(holder) for holder in space.locations] == [(0, 0, 0), (0, 0, 0), (0, 0, 2)]
+    assert [router.held(Location("pool", backend)) for backend in ("h1", "h2")] == [(0, 0, 0), (0, 0, 0)]
+    assert router.held(Location("other", "h1")) == (0, 0, 2)
 
 
 def test_a_pool_that_is_unregistered_takes_its_blocks_with_it() -> None:
@@ -235,7 +237,7 @@ def test_spaces_are_limited_and_empty_ones_that_nobody_wants_go() -> None:
     assert len(spaces.spaces) == 2
     assert spaces.counts.refused == 2
     router.apply(IndexCleared(ONE, (Tier.NPU,)), model="model-0")
-    spaces.drop_empty_spaces()
+    spaces.tidy()
     assert list(spaces.spaces) == [("model-1", TENANT)]
 
 

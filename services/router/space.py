@@ -1,0 +1,212 @@
+"""One index space: holders become numbers, index events become calls in slices, candidates follow the registry (pure).
+
+Whole holders leave by losing their number: they are invisible at once, and their blocks go in slices afterwards.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from schemas.blocks import Tier
+from schemas.events import Holder, IndexCleared, IndexEvent, IndexRemoved, IndexStored, Location, Worker
+from schemas.registry import EngineRecord
+from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, PrefixIndex
+
+TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
+SLICE_BLOCKS = 1024
+MAX_HOLDERS = 65_536
+_HASH_BYTES = 8
+
+
+class EventRefusedError(ValueError):
+    """An event that cannot be applied; it has changed nothing."""
+
+
+@dataclass(slots=True)
+class BlockCounts:
+    """What became of blocks in stores and removals (see StoreResult)."""
+
+    attached: int = 0
+    repeated: int = 0
+    waiting: int = 0
+    unknown: int = 0
+    refused: int = 0
+    removed: int = 0
+
+
+class Space:
+    """An index and the numbers of its holders. last_sequence: (source_sequence, part) of the last group applied."""
+
+    def __init__(self, index: PrefixIndex, blocks: BlockCounts) -> None:
+        self.index = index
+        self.last_sequence = (0, 0)
+        self.source_epoch = 0
+        self.stale = True
+        self.engines: tuple[EngineRecord, ...] = ()
+        self.candidates: tuple[Candidate, ...] = ()
+        self.pool_holders: frozenset[int] = frozenset()
+        self._blocks = blocks
+        self._numbers = count(1)
+        self._holders: dict[Holder, int] = {}
+        self._domains: dict[Worker | str, int] = {}
+        self._leaving: deque[int] = deque()
+
+    def apply(self, event: IndexEvent) -> Iterator[None]:
+        """Apply an event, yielding after each slice. Raises EventRefusedError."""
+        if isinstance(event, IndexStored):
+            return self._store(event)
+        if isinstance(event, IndexRemoved):
+            return self._remove(event)
+        return self._clear(event)
+
+    def refresh(self, engines: Sequence[EngineRecord]) -> None:
+        """Take over the engines that queries are answered for, in order."""
+        self.stale = False
+        self.engines = tuple(engines)
+        by_backend: dict[str, set[int]] = {}
+        pool_holders = set()
+        for holder, number in self._holders.items():
+            if isinstance(holder, Location):
+                by_backend.setdefault(holder.backend_id, set()).add(number)
+                pool_holders.add(number)
+        self.pool_holders = frozenset(pool_holders)
+        self.candidates = tuple(
+            Candidate(
+                self._new_or_known(Worker(engine.instance_id, engine.dp_rank)),
+                frozenset(number for backend in engine.backend_ids for number in by_backend.get(backend, ())),
+            )
+            for engine in engines
+        )
+
+    def retire(self, holder: Holder) -> None:
+        """A holder's life is over: nothing of it is seen any more, its hashes mean nothing to the next life.
+
+        A Location with an empty backend_id stands for all of its pool.
+        """
+        if isinstance(holder, Location) and not holder.backend_id:
+            for location in self.locations_of(holder.pool_id):
+                self._leave(location)
+            self._domains.pop(holder.pool_id, None)
+            return
+        self._leave(holder)
+        if isinstance(holder, Worker):
+            self._domains.pop(holder, None)
+
+    def sweep(self, blocks: int = SLICE_BLOCKS) -> bool:
+        """Drop a slice of what holders without a number had; whether there is more."""
+        if self._leaving and not self.index.clear_some(self._leaving[0], TIERS, blocks):
+            self._leaving.popleft()
+        return bool(self._leaving)
+
+    def forget_idle_holders(self, registered: Iterable[Worker]) -> None:
+        """Take the numbers of holders that hold nothing and are not registered."""
+        kept: set[Holder] = set(registered)
+        for holder in self._holders.keys() - kept:
+            if not any(self.blocks_of(holder)):
+                self.retire(holder)
+        for name in list(self._domains):
+            if isinstance(name, Worker) and name not in kept and name not in self._holders:
+                del self._domains[name]
+
+    def locations_of(self, pool_id: str) -> list[Location]:
+        """The locations of a pool that have a number here."""
+        return [holder for holder in self._holders if isinstance(holder, Location) and holder.pool_id == pool_id]
+
+    def blocks_of(self, holder: Holder) -> tuple[int, int, int, int]:
+        """Blocks a holder has in npu, cpu and disk, and blocks of it that wait for a parent."""
+        number = self._holders.get(holder)
+        if number is None:
+            return 0, 0, 0, 0
+        return *self.index.holder_blocks(number), self.index.waiting_blocks(number)
+
+    def _store(self, event: IndexStored) -> Iterator[None]:
+        names, contents = event.engine_hashes, event.content_hashes
+        if len(names) % _HASH_BYTES or (contents and len(contents) != len(names)):
+            raise EventRefusedError(f"{len(names)} bytes of engine hashes and {len(contents)} of content hashes")
+        number, domain = self._number(event.holder), self._domain(event.holder)
+        parent_domain = domain if event.teacher is None else self._domain(event.teacher)
+        parent = event.parent
+        for start in range(0, len(names), SLICE_BLOCKS * _HASH_BYTES):
+            stop = start + SLICE_BLOCKS * _HASH_BYTES
+            part = names[start:stop]
+            result = self.index.stored(
+                number,
+                TIER_NUMBERS[event.tier],
+                domain,
+                part,
+                parent,
+                contents[start:stop],
+                event.root,
+                parent_domain,
+                event.counted,
+            )
+            counts = self._blocks
+            counts.attached += result.attached
+            counts.repeated += result.repeated
+            counts.waiting += result.waiting
+            counts.unknown += result.unknown
+            counts.refused += result.refused
+            if result.refused and not result.waiting:
+                # What follows would only wait for a parent that was refused.
+                counts.refused += max(0, len(names) - stop) // _HASH_BYTES
+                return
+            parent = int.from_bytes(part[-_HASH_BYTES:], "little")
+            yield
+            if self._holders.get(event.holder) != number:
+                return  # retired meanwhile
+
+    def _remove(self, event: IndexRemoved) -> Iterator[None]:
+        names = event.engine_hashes
+        if len(names) % _HASH_BYTES:
+            raise EventRefusedError(f"{len(names)} bytes of engine hashes")
+        number, domain = self._number(event.holder), self._domain(event.holder)
+        for start in range(0, len(names), SLICE_BLOCKS * _HASH_BYTES):
+            part = names[start : start + SLICE_BLOCKS * _HASH_BYTES]
+            self._blocks.removed += self.index.removed(number, TIER_NUMBERS[event.tier], domain, part)
+            yield
+
+    def _clear(self, event: IndexCleared) -> Iterator[None]:
+        tiers = [TIER_NUMBERS[tier] for tier in event.tiers]
+        holders: list[Holder] = [event.holder]
+        if isinstance(event.holder, Location) and not event.holder.backend_id:
+            holders = list(self.locations_of(event.holder.pool_id))
+        for holder in holders:
+            number = self._holders.get(holder)
+            if number is None:
+                continue
+            blocks, waiting = self.index.holder_blocks(number), self.index.waiting_blocks(number)
+            if not waiting and not any(blocks[tier] for tier in TIERS if tier not in tiers):
+                # Nothing of it remains, so it can go on under a new number; the clear is seen as a whole.
+                self._leave(holder)
+                continue
+            while self.index.clear_some(number, tiers, SLICE_BLOCKS):
+                yield
+        yield
+
+    def _leave(self, holder: Holder) -> None:
+        number = self._holders.pop(holder, None)
+        if number is not None:
+            self._leaving.append(number)
+            self.stale = True
+
+    def _number(self, holder: Holder) -> int:
+        if holder not in self._holders and len(self._holders) >= MAX_HOLDERS:
+            raise EventRefusedError(f"{MAX_HOLDERS} holders are the most that one space takes")
+        return self._new_or_known(holder)
+
+    def _new_or_known(self, holder: Holder) -> int:
+        number = self._holders.get(holder)
+        if number is None:
+            number = self._holders[holder] = next(self._numbers)
+            self.stale = self.stale or isinstance(holder, Location)
+        return number
+
+    def _domain(self, holder: Holder) -> int:
+        name = holder.pool_id if isinstance(holder, Location) else holder
+        domain = self._domains.get(name)
+        if domain is None:
+            if len(self._domains) >= 2 * MAX_HOLDERS:
+                raise EventRefusedError(f"{2 * MAX_HOLDERS} name spaces are the most that one space takes")
+            domain = self._domains[name] = next(self._numbers)
+        return domain
