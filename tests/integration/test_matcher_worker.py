@@ -386,10 +386,7 @@ def _blocks(stream: IndexStream) -> object:
         for _ in router.apply(decode_index_batch(body)):
             pass
     holders: Sequence[Any] = [Worker("a", 0), Worker("b", 0), Location("pool", "h1"), Location("pool", "h2")]
-    return {
-        key: [space.blocks_of(holder) for holder in holders]
-        for key, space in sorted(router.spaces.items())
-    }
+    return {key: [space.blocks_of(holder) for holder in holders] for key, space in sorted(router.spaces.items())}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
