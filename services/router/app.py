@@ -11,6 +11,7 @@ from services.router.consumer import IndexConsumer
 from services.router.http_api import Backend, RouterApi
 from services.router.index import create_index, native_available
 from services.router.index.port import PrefixIndex
+from services.router.progress import CONDITION
 from services.router.publishers import spaces_of
 from services.router.settings import RouterSettings
 from services.router.spaces import Spaces
@@ -33,6 +34,7 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     settings = config.router
     spaces = Spaces(lambda: make_index(settings), settings.max_spaces)
     announce_index(settings, health)
+    health.set(CONDITION, False, "the registry is not read yet")
     api = RouterApi(spaces, health, settings)
     server = HttpServer(api, settings.host, settings.port)
     await server.start()

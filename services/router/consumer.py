@@ -29,6 +29,7 @@ from services.runtime.tasks import end_tasks
 SLICE_SECONDS = 0.002
 IDLE_SECONDS = 1.0
 STALLED_SECONDS = 3.0
+RECONNECT_POLL_SECONDS = 0.1
 RETRY_SECONDS = 0.5
 TIDY_SECONDS = 60.0
 DEAD_SUBJECT = "kv.dead.router"
@@ -88,6 +89,11 @@ class IndexConsumer:
 
     async def _follow(self) -> None:
         while True:
+            if not self._nc.is_connected:
+                # A question asked now would only be lost and keep this task waiting for its answer.
+                self._progress.lost("NATS is away; queries are answered from what is known")
+                await asyncio.sleep(RECONNECT_POLL_SECONDS)
+                continue
             try:
                 await self._follow_once()
             except NotFoundError:
@@ -121,7 +127,13 @@ class IndexConsumer:
                 try:
                     message = await subscription.next_msg(timeout=IDLE_SECONDS)
                 except TimeoutError:
-                    last = await self._check_idle()
+                    if not self._nc.is_connected:
+                        return
+                    info = await self._js.stream_info(INDEX_STREAM)
+                    if self._check_stream(info):
+                        return
+                    await self._tidy()
+                    last = info.state.last_seq
                     if last <= self.position:
                         behind_since = None
                     elif behind_since is None:
@@ -138,19 +150,19 @@ class IndexConsumer:
             with contextlib.suppress(NatsError, TimeoutError, asyncio.CancelledError):
                 await subscription.unsubscribe()
 
-    async def _check_idle(self) -> int:
-        """Nothing came for a while: is the stream still the same, and where does it end? Also the time to tidy up."""
-        info = await self._js.stream_info(INDEX_STREAM)
-        self._check_stream(info)
+    async def _tidy(self) -> None:
+        """Nothing came for a while, so there is time for what was left undone."""
         self._progress.report(self.position)
         await self._in_slices(iter(self._spaces.sweep, False))
         if time.monotonic() - self._tidied > TIDY_SECONDS:
             self._spaces.tidy()
             self._tidied = time.monotonic()
-        return int(info.state.last_seq)
 
-    def _check_stream(self, info: StreamInfo) -> None:
-        """Start over when the stream is another one than before, or has dropped messages that were not read yet."""
+    def _check_stream(self, info: StreamInfo) -> bool:
+        """Start over when the stream is another one than before, or has dropped messages that were not read yet.
+
+        Whether it does.
+        """
         state = info.state
         replaced = self._created is not None and (info.created != self._created or state.last_seq < self.position)
         cut = self.position > 0 and state.first_seq > self.position + 1
@@ -172,6 +184,7 @@ class IndexConsumer:
             # Nothing to read: an empty stream remembers how far it had counted.
             self.position = max(self.position, state.last_seq)
         self._progress.target(state.last_seq)
+        return replaced or cut
 
     def _follows_the_last(self, message: Msg) -> bool:
         """Whether nothing was skipped before this message. A hole that is still there at a second look is real."""

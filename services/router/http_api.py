@@ -40,14 +40,14 @@ class Backend:
 
 
 class RouterApi:
-    """The ASGI application."""
+    """The ASGI application. routes: everything it serves."""
 
     def __init__(self, spaces: Spaces, health: Health, settings: RouterSettings) -> None:
         self._spaces = spaces
         self._settings = settings
         self._backend: Backend | None = None
         self._query = QueryRoutes(spaces, settings)
-        routes = [
+        self.routes = [
             *registration_routes(lambda: self._backend.registrar if self._backend else None),
             *(Route(path, _only_post, methods=["POST"]) for path in ROUTES),
             Route("/events", self._events, methods=["POST"]),
@@ -57,7 +57,7 @@ class RouterApi:
             Route("/docs", _docs),
             *health_routes(health),
         ]
-        rest = Starlette(routes=routes, exception_handlers={HTTPException: _problem})
+        rest = Starlette(routes=self.routes, exception_handlers={HTTPException: _problem})
         self._rest = CORSMiddleware(rest, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
 
     def connect(self, backend: Backend) -> None:

@@ -17,6 +17,7 @@ TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
 SLICE_BLOCKS = 1024
 MAX_HOLDERS = 65_536
 _HASH_BYTES = 8
+_BLOCKS_PER_HOLDER = 16
 
 
 class EventRefusedError(ValueError):
@@ -94,8 +95,13 @@ class Space:
             self._domains.pop(holder, None)
 
     def sweep(self, blocks: int = SLICE_BLOCKS) -> bool:
-        """Drop a slice of what holders without a number had; whether there is more."""
-        if self._leaving and not self.index.clear_some(self._leaving[0], TIERS, blocks):
+        """Drop about this many blocks of what holders without a number had; whether there is more."""
+        budget = blocks
+        while self._leaving and budget > 0:
+            number = self._leaving[0]
+            budget -= sum(self.index.holder_blocks(number)) + _BLOCKS_PER_HOLDER
+            if self.index.clear_some(number, TIERS, blocks):
+                return True
             self._leaving.popleft()
         return bool(self._leaving)
 
@@ -176,13 +182,15 @@ class Space:
             if number is None:
                 continue
             blocks, waiting = self.index.holder_blocks(number), self.index.waiting_blocks(number)
-            if not waiting and not any(blocks[tier] for tier in TIERS if tier not in tiers):
+            if sum(blocks[tier] for tier in tiers) <= SLICE_BLOCKS:
+                self.index.cleared(number, tiers)
+            elif not waiting and not any(blocks[tier] for tier in TIERS if tier not in tiers):
                 # Nothing of it remains, so it can go on under a new number; the clear is seen as a whole.
                 self._leave(holder)
-                continue
-            while self.index.clear_some(number, tiers, SLICE_BLOCKS):
-                yield
-        yield
+            else:
+                while self.index.clear_some(number, tiers, SLICE_BLOCKS):
+                    yield
+            yield
 
     def _leave(self, holder: Holder) -> None:
         number = self._holders.pop(holder, None)
