@@ -17,6 +17,7 @@ MAX_NAME = 512
 
 RegistrationDialect = Literal["conductor", "mooncake"]
 Origin = Literal["api", "config", "controller"]
+Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
 
 
 class StoreBackend:
@@ -38,14 +39,14 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    instance_id: str
-    model: str
-    tenant: str = DEFAULT_TENANT
-    block_size: int
-    dp_rank: int = 0
+    instance_id: Name
+    model: Name
+    tenant: Name = DEFAULT_TENANT
+    block_size: int = Field(ge=1, le=MAX_BLOCK_SIZE)
+    dp_rank: int = Field(0, ge=0, le=MAX_DP_RANK)
     engine_type: str = "vLLM"
     store_backend: str = StoreBackend.MOONCAKE
-    generation: int = 0
+    generation: int = Field(0, ge=0)
     registered_with: RegistrationDialect = "conductor"
     origin: Origin = "api"
 
@@ -87,11 +88,11 @@ class RetiredRecord(BaseModel):
 
     kind: Literal["retired"] = "retired"
     retired_kind: Literal["engine", "pool"]
-    instance_id: str
-    dp_rank: int = 0
-    model: str
-    tenant: str = DEFAULT_TENANT
-    generation: int
+    instance_id: Name
+    dp_rank: int = Field(0, ge=0, le=MAX_DP_RANK)
+    model: Name
+    tenant: Name = DEFAULT_TENANT
+    generation: int = Field(ge=0)
 
 
 Record = Annotated[EngineRecord | PoolRecord | RetiredRecord, Field(discriminator="kind")]

@@ -9,10 +9,15 @@ from pathlib import Path
 
 import nats
 import pytest
+from hypothesis import HealthCheck, settings
 from nats.aio.client import Client
 
 from kvroute.embedded.servers import accepts, nats_command, redis_command
 from schemas.subjects import DEAD_STREAM, EVENTS_STREAM, INDEX_STREAM, REGISTRY_BUCKET, SNAPSHOT_BUCKET
+
+# A busy machine makes examples slow; that says nothing about the code.
+settings.register_profile("kvroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kvroute")
 
 START_SECONDS = 20.0
 _PORTS_GIVEN: set[int] = set()

@@ -12,6 +12,8 @@ from rich.console import Console
 from kvroute.taps.follow import connect, state_notes
 from kvroute.taps.state_lines import as_json, as_text
 from schemas.events import STATES, BodyError
+from services.runtime.logging import masked
+from services.runtime.settings import NATS_SCHEMES, names_a_server
 
 DEFAULT_NATS_URL = "nats://127.0.0.1:4222"
 
@@ -31,11 +33,15 @@ def tap(
     unknown = [name for name in states if name not in STATES]
     if unknown:
         raise typer.BadParameter(f"unknown state {unknown[0]!r}; one of {', '.join(STATES)}", param_hint="--state")
+    for url in nats_url.split(","):
+        if not names_a_server(url.strip() if "://" in url else f"nats://{url.strip()}", NATS_SCHEMES):
+            problem = f"{masked(url)} is not a NATS server; write nats://host:4222"
+            raise typer.BadParameter(problem, param_hint="--nats-url")
     console = Console(color_system=None if plain or as_json_lines else "auto", soft_wrap=True, highlight=False)
     try:
         asyncio.run(_print_notes(console, states, model, nats_url, as_json_lines, count))
     except (OSError, nats.errors.Error) as error:
-        typer.echo(f"kvroute tap: cannot follow {nats_url}: {error or type(error).__name__}", err=True)
+        typer.echo(f"kvroute tap: cannot follow {masked(nats_url)}: {error or type(error).__name__}", err=True)
         raise typer.Exit(1) from None
 
 
@@ -47,6 +53,8 @@ async def _print_notes(
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     client = await connect(nats_url)
+    if console.is_terminal:
+        typer.echo(f"listening at {masked(nats_url)} for what happens from now on; Ctrl-C ends", err=True)
     printed = 0
     try:
         async with aclosing(state_notes(client, states, model)) as notes:

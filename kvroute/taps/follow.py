@@ -20,7 +20,10 @@ def state_subjects(states: Sequence[str], model: str | None) -> list[str]:
 
 
 async def connect(url: str) -> Client:
-    """Connect or raise (TimeoutError, OSError, nats.errors.Error); later losses of the server are ridden out."""
+    """Connect to a server, or to one of several separated by commas; later losses are ridden out.
+
+    Raises TimeoutError, OSError, nats.errors.Error.
+    """
     client = Client()
 
     async def ignore(_: Exception) -> None:
@@ -28,7 +31,10 @@ async def connect(url: str) -> Client:
 
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
-            await client.connect(url, name="kvroute-tap", connect_timeout=2, max_reconnect_attempts=-1, error_cb=ignore)
+            servers = [server.strip() for server in url.split(",") if server.strip()]
+            await client.connect(
+                servers, name="kvroute-tap", connect_timeout=2, max_reconnect_attempts=-1, error_cb=ignore
+            )
     except TimeoutError:
         await client.close()
         raise TimeoutError(f"no answer within {CONNECT_TIMEOUT_SECONDS} s") from None

@@ -25,7 +25,7 @@ class CoordinatorSettings(BaseModel):
     ``block_size`` ... ``replay_endpoint`` fill in what a static registration or a controller's message leaves out.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("::", description="address of the HTTP servers")
     inference_port: int = Field(1025, ge=0, le=65535, description="port of the OpenAI API, 0 for any free one")

@@ -1,12 +1,14 @@
 """Settings of the ``ingest`` section."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class IngestSettings(BaseModel):
     """How ingest listens, batches and buffers. Times in seconds, sizes in bytes unless the name says otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("::", description="address of the HTTP server (health, metrics, publishers)")
     port: int = Field(13331, ge=0, le=65535, description="port of the HTTP server, 0 for any free one")
@@ -30,3 +32,9 @@ class IngestSettings(BaseModel):
     )
     buffer_bytes: int = Field(256 * 1024 * 1024, ge=65_536, description="kept for all publishers together")
     acknowledge_timeout: float = Field(5.0, gt=0, description="a publish without an acknowledgement is sent again")
+
+    @model_validator(mode="after")
+    def _waits_in_order(self) -> Self:
+        if self.reconnect_min > self.reconnect_max:
+            raise ValueError(f"reconnect_min {self.reconnect_min} is above reconnect_max {self.reconnect_max}")
+        return self

@@ -1,6 +1,7 @@
 """What ingest tells about its publishers: ``GET /publishers`` and the metrics, read when asked for."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -55,9 +56,14 @@ def _tally(tally: Tally) -> dict[str, Any]:
         "received": tally.received,
         "published": tally.published,
         "pending": tally.pending,
-        "rejected": dict(tally.rejected),
-        "dropped": dict(tally.dropped),
+        "rejected": _by_reason(tally.rejected),
+        "dropped": _by_reason(tally.dropped),
     }
+
+
+def _by_reason(counts: Counter[str]) -> dict[str, int]:
+    # Reasons are enumeration members, which JSON writers do not take as keys.
+    return {str(reason): count for reason, count in counts.items()}
 
 
 class PublisherMetrics:

@@ -12,16 +12,13 @@ from services.runtime.settings import RedisSettings
 
 
 def make_client(settings: RedisSettings) -> Any:
-    """An unconnected client that returns bytes. Raises ValueError naming the setting for a wrong one."""
+    """An unconnected client that returns bytes."""
     password = settings.password.get_secret_value() if settings.password else None
     common: dict[str, Any] = {"socket_timeout": settings.timeout, "socket_connect_timeout": settings.timeout}
     if password:
         common["password"] = password
     if settings.mode == "sentinel":
-        sentinels = [_address(text) for text in settings.sentinels]
-        if not sentinels:
-            raise ValueError("redis.sentinels is empty; give host:port of each sentinel")
-        return Sentinel(sentinels, **common).master_for(settings.sentinel_service)
+        return Sentinel([_address(text) for text in settings.sentinels], **common).master_for(settings.sentinel_service)
     url = settings.url.get_secret_value()
     if settings.mode == "cluster":
         return RedisCluster.from_url(url, **common)
@@ -30,6 +27,4 @@ def make_client(settings: RedisSettings) -> Any:
 
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"redis.sentinels has {text!r}; write host:port")
     return host.strip("[]"), int(port)

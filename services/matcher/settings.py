@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class MatcherSettings(BaseModel):
     """What the matcher remembers and for how long. Times in seconds unless the name says otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("::", description="address of the HTTP server (health, metrics, AsyncAPI)")
     port: int = Field(13332, ge=0, le=65535, description="port of the HTTP server, 0 for any free one")

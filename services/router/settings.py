@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class RouterSettings(BaseModel):
     """What the router listens on, accepts and keeps. Times in seconds, sizes in bytes unless named otherwise."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     host: str = Field("::", description="address of the HTTP server; :: takes IPv4 as well")
     port: int = Field(13333, ge=0, le=65535, description="port of the HTTP server, 0 for any free one")

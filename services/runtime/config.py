@@ -31,10 +31,25 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the text names every key and what to do."""
 
 
+class DuplicateKeyError(yaml.YAMLError):
+    """A key that stands twice in one mapping; YAML readers would take the last one without a word."""
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if key.tag != "tag:yaml.org,2002:merge" and name in lines:
+                raise DuplicateKeyError(f"key {name} in line {line} stands in line {lines[name]} already; keep one")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
+
+
 class Config(BaseModel):
     """All sections. Every service reads the same configuration and uses its own section."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     nats: NatsSettings = Field(default_factory=NatsSettings)
     redis: RedisSettings = Field(default_factory=RedisSettings)
@@ -63,9 +78,11 @@ def _read_file(path: str) -> dict[str, Any]:
         size = Path(path).stat().st_size
         if size > MAX_FILE_BYTES:
             raise ConfigError(f"{path}: {size} bytes are too many for a configuration, at most {MAX_FILE_BYTES}")
-        document = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        document = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except DuplicateKeyError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid YAML: {error}") from None
     if document is None:
@@ -125,8 +142,14 @@ def _explain(error: ValidationError, path: str | None, source: dict[str, str]) -
         if item["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown key {dotted}{_suggestion(location)}")
         else:
-            lines.append(f"{where}: {dotted}: {item['msg']}")
+            lines.append(f"{where}: {dotted}: {_in_words(item['type'], item['msg'])}")
     return "\n".join(lines)
+
+
+def _in_words(kind: str, message: str) -> str:
+    if kind == "model_type":
+        return "must be a mapping of keys and values"
+    return message.removeprefix("Value error, ")
 
 
 def _suggestion(location: tuple[str, ...]) -> str:

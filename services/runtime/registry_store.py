@@ -14,11 +14,16 @@ from pydantic import ValidationError
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord, dump_record, load_record
 from schemas.subjects import REGISTRY_BUCKET, engine_key, pool_key
 from services.runtime.logging import get_logger
+from services.runtime.metrics import counter
 from services.runtime.tasks import end_tasks
 
 AnyRecord = EngineRecord | PoolRecord | RetiredRecord
 RETRY_SECONDS = 0.5
 RELIST_SECONDS = 30.0
+MAX_PROBLEMS = 5
+MAX_REFUSED = 1000
+
+REFUSED = counter("kvroute_registry_refused_records_total", "Registry records that could not be used")
 
 log = get_logger("registry")
 
@@ -52,6 +57,22 @@ def registry_of(records: dict[str, AnyRecord]) -> Registry:
     return Registry(engines, pools, tuple(retired))
 
 
+class _UnusableError(ValueError):
+    """What stands under a key is no record, or not the record of that key."""
+
+
+def _read(key: str, body: bytes | None) -> AnyRecord:
+    try:
+        record = load_record(body or b"")
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)[:MAX_PROBLEMS]
+        named = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems]
+        raise _UnusableError("; ".join(named)) from None
+    if key_of(record) != key:
+        raise _UnusableError(f"instance_id: belongs under the key {key_of(record)[:80]}")
+    return record
+
+
 class RegistryStore:
     """Reads and writes single records. Raises nats.errors.Error when NATS cannot be reached."""
 
@@ -80,8 +101,8 @@ class RegistryStore:
         except KeyNotFoundError:
             return None, 0
         try:
-            return load_record(entry.value or b""), entry.revision or 0
-        except ValidationError:
+            return _read(key, entry.value), entry.revision or 0
+        except _UnusableError:
             return None, entry.revision or 0
 
     async def all(self) -> dict[str, AnyRecord]:
@@ -111,6 +132,7 @@ class RegistryWatch:
         self._changed = asyncio.Event()
         self._complete = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._refused: dict[str, int] = {}
         self.registry = Registry()
         self.revision = 0
 
@@ -178,10 +200,11 @@ class RegistryWatch:
                     target.pop(entry.key, None)
                 else:
                     try:
-                        target[entry.key] = load_record(entry.value or b"")
-                    except ValidationError as error:
+                        target[entry.key] = _read(entry.key, entry.value)
+                        self._refused.pop(entry.key, None)
+                    except _UnusableError as error:
                         target.pop(entry.key, None)
-                        log.warning("registry_record_refused", key=entry.key, errors=error.error_count())
+                        self._report(entry.key, entry.revision or 0, str(error))
                 listed = max(listed, entry.revision or 0)
                 if fresh is None:
                     self.revision = max(self.revision, listed)
@@ -192,6 +215,14 @@ class RegistryWatch:
         finally:
             with contextlib.suppress(NatsError, TimeoutError):
                 await watcher.stop()  # type: ignore[no-untyped-call]
+
+    def _report(self, key: str, revision: int, problem: str) -> None:
+        """Once for each write; the bucket is listed again and again."""
+        if self._refused.get(key) != revision and len(self._refused) < MAX_REFUSED:
+            self._refused[key] = revision
+            REFUSED.inc()
+            fix = "register the instance again, or delete the key"
+            log.warning("registry_record_refused", key=key, problem=problem, fix=fix)
 
     def _complete_with(self, records: dict[str, AnyRecord], revision: int) -> None:
         """A list of the whole bucket has arrived, up to this revision."""

@@ -1,16 +1,26 @@
 """Settings that every service shares: NATS, Redis, logging, shutdown."""
 
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 HOUR = 3600.0
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+REDIS_SCHEMES = ("redis", "rediss")
+
+
+def names_a_server(url: str, schemes: tuple[str, ...]) -> bool:
+    """Whether a URL has one of these schemes, a host, and a port that can be connected to."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NatsSettings(_Section):
@@ -35,15 +45,9 @@ class NatsSettings(_Section):
         servers = [url.strip() for url in value.split(",") if url.strip()]
         if not servers:
             raise ValueError("is empty; write nats://host:4222, several separated by commas")
-        for url in servers:
-            try:
-                parts = urlsplit(url if "://" in url else f"nats://{url}")
-                usable = parts.scheme in NATS_SCHEMES and bool(parts.hostname) and parts.port != 0
-            except ValueError:
-                usable = False
-            if not usable:
-                # The URL itself is not repeated: there may be a password in it.
-                raise ValueError("is not a NATS server; write nats://host:4222, several separated by commas")
+        if not all(names_a_server(url if "://" in url else f"nats://{url}", NATS_SCHEMES) for url in servers):
+            # The URL itself is not repeated: there may be a password in it.
+            raise ValueError("is not a NATS server; write nats://host:4222, several separated by commas")
         return value
 
     def servers(self) -> list[str]:
@@ -62,6 +66,28 @@ class RedisSettings(_Section):
     sentinel_service: str = Field("mymaster", description="sentinel: name of the watched master")
     password: SecretStr | None = None
     timeout: float = Field(2.0, gt=0, description="seconds until a command counts as failed")
+
+    @field_validator("url")
+    @classmethod
+    def _names_a_server(cls, value: SecretStr) -> SecretStr:
+        if not names_a_server(value.get_secret_value(), REDIS_SCHEMES):
+            raise ValueError("is not a Redis server; write redis://host:6379/0, or rediss:// for TLS")
+        return value
+
+    @field_validator("sentinels")
+    @classmethod
+    def _have_ports(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            host, _, port = text.rpartition(":")
+            if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+                raise ValueError(f"has {text[:80]!r}; write host:port, for example redis-0:26379")
+        return value
+
+    @model_validator(mode="after")
+    def _has_sentinels(self) -> Self:
+        if self.mode == "sentinel" and not self.sentinels:
+            raise ValueError("mode is sentinel but sentinels is empty; give host:port of each sentinel")
+        return self
 
 
 class LoggingSettings(_Section):

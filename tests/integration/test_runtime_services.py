@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import io
+import json
 import os
 import signal
 import socket
@@ -17,12 +19,14 @@ from nats.aio.client import Client
 from starlette.applications import Starlette
 
 from schemas.events import StateNote, decode_state_note
-from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
+from schemas.registry import EngineRecord, PoolRecord, RetiredRecord, dump_record
 from services.runtime.broker import connect_nats, ensure_streams, masked
 from services.runtime.health import Health, health_routes
 from services.runtime.http_server import HttpServer
+from services.runtime.logging import configure_logging
+from services.runtime.metrics import REGISTRY
 from services.runtime.registry_store import Registry, RegistryStore, RegistryWatch, key_of
-from services.runtime.settings import NatsSettings
+from services.runtime.settings import LoggingSettings, NatsSettings
 from services.runtime.taps import StateTap
 from tests.conftest import ServerProcess, free_port, make_nats_server, wait_for
 
@@ -83,16 +87,44 @@ async def test_the_registry_watch_shows_the_initial_state_changes_and_removals(n
     await watch.stop()
 
 
-async def test_an_unreadable_record_is_skipped_and_the_watch_goes_on(nats_client: Client) -> None:
+async def test_records_that_cannot_be_used_are_skipped_named_and_counted_once(
+    nats_client: Client,
+) -> None:
     js = nats_client.jetstream()
     await ensure_streams(js, NatsSettings())
     store = RegistryStore(js)
-    await (await store.bucket()).put("engine.bad.0", b'{"kind":"engine"}')
+    bucket = await store.bucket()
+    good = json.loads(dump_record(engine("good")))
+    bad = {
+        "engine.nothing.0": (b'{"kind":"engine"}', "block_size: Field required"),
+        "engine.text.0": (b"\xff\xfe", "body: "),
+        "junk": (b"5", "body: "),
+        "pool.null": (b"null", "body: "),
+        "engine.size.0": (json.dumps(good | {"block_size": 0}).encode(), "block_size: Input should be greater"),
+        "engine.rank.-1": (json.dumps(good | {"dp_rank": -1}).encode(), "dp_rank: Input should be greater"),
+        "engine.long.0": (json.dumps(good | {"instance_id": "x" * 600}).encode(), "instance_id: String should have"),
+        "engine.other.0": (json.dumps(good).encode(), "instance_id: belongs under the key engine.good.0"),
+    }
+    for key, (body, _) in bad.items():
+        await bucket.put(key, body)
+    before = counted_refusals()
+    lines = io.StringIO()
+    configure_logging("test", LoggingSettings(format="json"), lines)
     watch = RegistryWatch(js)
     await watch.start()
     assert await watch.wait_for_revision(await store.put(engine("good")))
     assert set(watch.registry.engines) == {("good", 0)}
+    assert watch.registry.pools == {}
+    assert counted_refusals() - before == len(bad)
+    said = {line["key"]: line["problem"] for line in map(json.loads, lines.getvalue().splitlines())}
+    for key, (_, problem) in bad.items():
+        assert problem in said[key]
+    assert await store.get("engine.other.0") == (None, 8)
     await watch.stop()
+
+
+def counted_refusals() -> float:
+    return REGISTRY.get_sample_value("kvroute_registry_refused_records_total") or 0.0
 
 
 async def test_a_change_that_its_listener_cannot_handle_does_not_end_the_watch(nats_client: Client) -> None:

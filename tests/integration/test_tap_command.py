@@ -122,3 +122,17 @@ async def test_a_missing_server_is_named() -> None:
     assert tap.returncode == 1
     assert url.encode() in error
     assert b"Traceback" not in error
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4222", "nats://", "nats://user:s3cret@host:0"])
+async def test_an_address_that_is_no_nats_server_is_refused_at_once_without_its_password(url: str) -> None:
+    tap = await start("--nats-url", url)
+    _, error = await asyncio.wait_for(tap.communicate(), DEADLINE_SECONDS)
+    assert tap.returncode == 2
+    assert b"is not a NATS server" in error.replace(b"\n", b" ").replace(b"  ", b" ")
+    assert b"s3cret" not in error
+
+
+async def test_one_of_several_servers_is_enough(nats_server: ServerProcess, nats_client: Client) -> None:
+    tap = await start("--nats-url", f"nats://127.0.0.1:{free_port()}, {nats_server.url}", "--json", "--count", "1")
+    assert len(await publish_until_it_ends(nats_client, [StateNote("matched", "m")], tap)) == 1

@@ -101,3 +101,52 @@ def test_a_nats_url_that_can_never_work_is_refused_without_repeating_it(url: str
 
 def test_a_password_in_the_nats_url_does_not_show_in_representations() -> None:
     assert "s3cret" not in repr(load_config(environment={"KVROUTE_NATS__URL": "nats://me:s3cret@host:4222"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("router: {port: 1}\nmatcher: {port: 2}\nrouter: {port: 3}", "key router in line 3 stands in line 1 already"),
+        ("router:\n  port: 1\n  index: plain\n  port: 2", "key port in line 4 stands in line 2 already"),
+    ],
+)
+def test_bs_06_a_key_that_stands_twice_is_refused_instead_of_the_last_one_winning(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, text), {})
+
+
+def test_merged_yaml_keys_may_be_overridden(tmp_path: Path) -> None:
+    text = "matcher: &ports\n  port: 5\nrouter:\n  <<: *ports\n  host: 127.0.0.1\n"
+    config = load_config(write(tmp_path, text), {})
+    assert (config.router.port, config.router.host) == (5, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://host:6379", "redis://", "host:6379", "redis://host:port/0", "mysql://u:s3cret@host"]
+)
+def test_a_redis_url_that_can_never_work_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.url: is not a Redis server; write redis://host:6379/0") as caught:
+        load_config(environment={"KVROUTE_REDIS__URL": url})
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sentinels", ["[]", '["redis-0"]', '["redis-0:port"]', '["redis-0:0"]', '[":26379"]'])
+def test_sentinel_mode_needs_sentinels_with_ports(sentinels: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis.*host:port"):
+        load_config(environment={"KVROUTE_REDIS__MODE": "sentinel", "KVROUTE_REDIS__SENTINELS": sentinels})
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+@pytest.mark.parametrize("key", ["matcher: {pending_ttl", "runtime: {shutdown_grace", "nats: {connect_timeout"])
+def test_times_without_an_end_are_refused(tmp_path: Path, key: str, number: str) -> None:
+    with pytest.raises(ConfigError, match=r"finite number|greater than 0"):
+        load_config(write(tmp_path, f"{key}: {number}}}"), {})
+
+
+def test_waits_in_the_wrong_order_and_sections_of_another_shape_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reconnect_min 5\.0 is above reconnect_max 1\.0"):
+        load_config(write(tmp_path, "ingest: {reconnect_min: 5, reconnect_max: 1}"), {})
+    with pytest.raises(ConfigError, match="router: must be a mapping of keys and values"):
+        load_config(write(tmp_path, "router: 5"), {})

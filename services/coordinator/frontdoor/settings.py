@@ -8,7 +8,7 @@ from schemas.addresses import AddressError, parse_http
 class FrontDoorSettings(BaseModel):
     """Whom the front door asks and how long it waits. Times in seconds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     router_url: str = Field("http://127.0.0.1:13333", description="base URL of the router")
     query_timeout: float = Field(0.5, gt=0, description="a router that answers later is not waited for")

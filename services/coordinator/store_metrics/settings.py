@@ -13,7 +13,7 @@ class StoreMetricsSettings(BaseModel):
     KVS_MASTER_SERVICE.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     enabled: bool | None = Field(
         None, description="false: off whatever else is set; unset: on as soon as an endpoint is known"

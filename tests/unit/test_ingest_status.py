@@ -1,0 +1,36 @@
+"""What ``GET /publishers`` says of one publisher."""
+
+from types import SimpleNamespace
+
+import orjson
+
+from schemas.registry import EngineRecord
+from schemas.wire.types import RejectReason
+from services.ingest.batching import BatchBuffer
+from services.ingest.intake import Intake, MemoryBudget
+from services.ingest.registrations import publishers_of
+from services.ingest.status import publisher_status
+from services.ingest.stream import Lifetime, Stream
+from services.ingest.subscriptions import Subscription
+
+
+def subscription() -> Subscription:
+    record = EngineRecord(
+        instance_id="a", model="m", block_size=4, generation=1, endpoints={"npu": "tcp://10.0.0.5:5557"}
+    )
+    (publisher,) = publishers_of(record)
+    intake = Intake(publisher, Stream(Lifetime(1)), BatchBuffer(10, 10_000), MemoryBudget(10_000), 10_000, 10_000)
+    return Subscription(intake, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_ev_07_refusals_are_told_by_reason_as_json() -> None:
+    publisher = subscription()
+    publisher.intake.handle([b"payload alone"], now=1.0)
+    publisher.intake.handle([b"topic", bytes(4), b"payload"], now=1.0)
+    publisher.intake.handle([b"topic", bytes(8), b"\xc1"], now=1.0)
+    publisher.intake.counts.events.rejected[RejectReason.BAD_HASH] += 2
+    status = orjson.loads(orjson.dumps(publisher_status(publisher, now=2.0)))
+    assert status["messages"]["rejected"] == {"frame_count": 1, "sequence_width": 1, "wrong_shape": 1}
+    assert status["messages"]["pending"] == 0
+    assert status["events"]["rejected"] == {"bad_hash": 2}
+    assert status["age_seconds"] == 1.0
