@@ -14,6 +14,8 @@ INDEX_STREAM = "KV_INDEX"
 DEAD_STREAM = "KV_DEAD"
 REGISTRY_BUCKET = "kv_registry"
 SNAPSHOT_BUCKET = "kv_snapshots"
+STREAMS_BUCKET = "kv_streams"
+CURSORS_BUCKET = "kv_cursors"
 MATCHER_CONSUMER = "matcher"
 
 EVENTS_ALL = "kv.events.>"
@@ -81,3 +83,8 @@ def engine_key(instance_id: str, dp_rank: int) -> str:
 def pool_key(instance_id: str) -> str:
     """Registry key of a pool."""
     return f"pool.{escape(instance_id)}"
+
+
+def stream_key(source: str, instance_id: str, dp_rank: int) -> str:
+    """Key of a publisher in the buckets ``kv_streams`` (its state) and ``kv_cursors`` (how far it was published)."""
+    return f"{source}.{escape(instance_id)}.{dp_rank}"

@@ -13,7 +13,15 @@ from hypothesis import HealthCheck, settings
 from nats.aio.client import Client
 
 from kvroute.embedded.servers import accepts, nats_command, redis_command
-from schemas.subjects import DEAD_STREAM, EVENTS_STREAM, INDEX_STREAM, REGISTRY_BUCKET, SNAPSHOT_BUCKET
+from schemas.subjects import (
+    CURSORS_BUCKET,
+    DEAD_STREAM,
+    EVENTS_STREAM,
+    INDEX_STREAM,
+    REGISTRY_BUCKET,
+    SNAPSHOT_BUCKET,
+    STREAMS_BUCKET,
+)
 
 # A busy machine makes examples slow; that says nothing about the code.
 settings.register_profile("kvroute", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -118,6 +126,7 @@ async def nats_client(nats_server: ServerProcess) -> AsyncIterator[Client]:
         if stream.config.name in {
             *(EVENTS_STREAM, INDEX_STREAM, DEAD_STREAM),
             *(f"KV_{REGISTRY_BUCKET}", f"OBJ_{SNAPSHOT_BUCKET}"),
+            *(f"KV_{STREAMS_BUCKET}", f"KV_{CURSORS_BUCKET}"),
         }:
             await js.delete_stream(stream.config.name)
     yield client

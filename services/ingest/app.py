@@ -18,6 +18,7 @@ from schemas.events import EventBatch
 from services.ingest.publishing import BatchPublisher, last_stored
 from services.ingest.reporting import Reporter
 from services.ingest.status import PublisherMetrics, publisher_status
+from services.ingest.stream_records import StreamRecords
 from services.ingest.subscriptions import Subscriptions
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
@@ -81,12 +82,15 @@ async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]
         stack.push_async_callback(watch.stop)
         await watch.start()
         health.set("registry", True)
+        records = asyncio.create_task(
+            StreamRecords(nc, config.nats.stream_state_ttl, lambda: subscriptions).run(), name="ingest-stream-records"
+        )
         checks = asyncio.create_task(_check(config, health, js, batches, subscriptions), name="ingest-checks")
         log.info("listening", port=server.port, publishers=len(subscriptions))
         try:
             yield subscriptions
         finally:
-            await end_tasks([checks])
+            await end_tasks([checks, records])
             await watch.stop()
             subscriptions.stop_receiving()
             await batches.stop(max(0.5, config.runtime.shutdown_grace - GRACE_FOR_THE_REST_SECONDS))

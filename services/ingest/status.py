@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from schemas.streams import StreamState
 from services.ingest.counts import Tally
-from services.ingest.stream import StreamState
 from services.ingest.subscriptions import Subscription
 
 _LABELS = ("source", "instance_id", "dp_rank", "tiers")
@@ -33,6 +33,8 @@ def publisher_status(subscription: Subscription, now: float) -> dict[str, Any]:
         "handshakes_refused": subscription.refused,
         "error": subscription.error or None,
         "state": stream.state,
+        "reason": stream.reason,
+        "coverage": round(stream.coverage, 6),
         "generation": stream.generation,
         "first_seq": stream.first_seq,
         "last_seq": stream.last_seq,
@@ -121,6 +123,10 @@ class PublisherMetrics:
             "handshakes_refused": ("connections that failed after TCP", lambda item: item.refused),
         }
         gauges: dict[str, tuple[str, Callable[[Subscription], float]]] = {
+            "stream_coverage": (
+                "part of this generation's messages that went on",
+                lambda item: item.intake.stream.coverage,
+            ),
             "subscriber_up": ("1 while connected", lambda item: item.intake.stream.connected),
             "generation": ("generation, ms since the epoch", lambda item: item.intake.stream.generation),
             "last_sequence": ("newest number seen, -1 none", lambda item: _or(item.intake.stream.last_seq, -1)),

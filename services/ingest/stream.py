@@ -12,19 +12,11 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from schemas.streams import StreamState
+
 DUPLICATE_WINDOW = 256
 MAX_CLOCK_SKEW_MS = 300_000
 FIRST_SEQUENCES = (0, 1)  # vLLM counts from 0, the memcache MetaService from 1
-
-
-class StreamState(StrEnum):
-    """The word that every answer about a publisher carries."""
-
-    UNKNOWN = "unknown"
-    LIVE = "live"
-    RECOVERING = "recovering"
-    GAPPED = "gapped"
-    STALE = "stale"
 
 
 class Arrival(StrEnum):
@@ -148,6 +140,24 @@ class Stream:
         if self.incomplete:
             return StreamState.GAPPED
         return StreamState.UNKNOWN if self.first_seq is None else StreamState.LIVE
+
+    @property
+    def reason(self) -> str:
+        """Why the stream is not live, in a few words; empty when it is."""
+        return {
+            StreamState.STALE: "connection lost",
+            StreamState.RECOVERING: "replaying",
+            StreamState.GAPPED: f"{self.missed} messages missing" if self.missed else "messages lost on the way",
+            StreamState.UNKNOWN: "nothing heard yet",
+            StreamState.LIVE: "",
+        }[self.state]
+
+    @property
+    def coverage(self) -> float:
+        """Part of the numbers of this life that were taken, 0 to 1."""
+        if self.last_seq is None:
+            return 0.0
+        return max(0.0, 1.0 - self.missed / (self.last_seq + 1))
 
     def _miss(self, count: int) -> None:
         self.incomplete = True

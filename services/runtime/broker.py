@@ -12,6 +12,7 @@ from nats.js.api import DiscardPolicy, KeyValueConfig, RetentionPolicy, StorageT
 from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError
 
 from schemas.subjects import (
+    CURSORS_BUCKET,
     DEAD_ALL,
     DEAD_STREAM,
     EVENTS_ALL,
@@ -20,6 +21,7 @@ from schemas.subjects import (
     INDEX_STREAM,
     REGISTRY_BUCKET,
     SNAPSHOT_BUCKET,
+    STREAMS_BUCKET,
 )
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger, masked
@@ -143,6 +145,7 @@ async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
                 await _ensure_stream(js, _stream_config(settings, stream, subject))
             await _ensure_registry(js, settings)
             await _ensure_snapshots(js, settings)
+            await _ensure_stream_states(js, settings)
         except (NatsError, TimeoutError) as error:
             log.info("waiting_for_jetstream", error=str(error) or type(error).__name__)
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
@@ -192,3 +195,15 @@ async def _ensure_snapshots(js: JetStreamContext, settings: NatsSettings) -> Non
         await js.object_store(SNAPSHOT_BUCKET)
     except (BucketNotFoundError, NotFoundError):
         await js.create_object_store(SNAPSHOT_BUCKET, storage=_storage(settings), replicas=settings.replicas)
+
+
+async def _ensure_stream_states(js: JetStreamContext, settings: NatsSettings) -> None:
+    for bucket, ttl in ((STREAMS_BUCKET, settings.stream_state_ttl), (CURSORS_BUCKET, None)):
+        try:
+            await js.key_value(bucket)
+        except (BucketNotFoundError, NotFoundError):
+            await js.create_key_value(
+                KeyValueConfig(
+                    bucket=bucket, history=1, ttl=ttl, storage=_storage(settings), replicas=settings.replicas
+                )
+            )

@@ -38,6 +38,9 @@ class NatsSettings(_Section):
     stream_max_age: float = Field(24 * HOUR, gt=0, description="how long events are kept")
     stream_max_bytes: int = Field(2 * 1024**3, ge=1024**2, description="how much each stream keeps")
     duplicate_window: float = Field(120.0, gt=0, description="how long Nats-Msg-Ids are remembered")
+    stream_state_ttl: float = Field(
+        15.0, ge=1, description="a publisher's state that ingest did not repeat for so long is forgotten: it is stale"
+    )
 
     @field_validator("url")
     @classmethod

@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.ingest.stream import Arrival, Lifetime, Stream, StreamState
+from schemas.streams import StreamState
+from services.ingest.stream import Arrival, Lifetime, Stream
 
 NOW = 1_800_000_000.0
 REGISTERED = int(NOW * 1000) - 60_000
