@@ -16,6 +16,8 @@ REGISTRY_BUCKET = "kv_registry"
 SNAPSHOT_BUCKET = "kv_snapshots"
 STREAMS_BUCKET = "kv_streams"
 CURSORS_BUCKET = "kv_cursors"
+LEASE_BUCKET = "kv_leases"
+LIVENESS_BUCKET = "kv_liveness"
 MATCHER_CONSUMER = "matcher"
 
 EVENTS_ALL = "kv.events.>"

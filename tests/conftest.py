@@ -18,6 +18,8 @@ from schemas.subjects import (
     DEAD_STREAM,
     EVENTS_STREAM,
     INDEX_STREAM,
+    LEASE_BUCKET,
+    LIVENESS_BUCKET,
     REGISTRY_BUCKET,
     SNAPSHOT_BUCKET,
     STREAMS_BUCKET,
@@ -125,8 +127,9 @@ async def nats_client(nats_server: ServerProcess) -> AsyncIterator[Client]:
     for stream in await js.streams_info():
         if stream.config.name in {
             *(EVENTS_STREAM, INDEX_STREAM, DEAD_STREAM),
-            *(f"KV_{REGISTRY_BUCKET}", f"OBJ_{SNAPSHOT_BUCKET}"),
+            *(f"KV_{bucket}" for bucket in (REGISTRY_BUCKET, LEASE_BUCKET, LIVENESS_BUCKET)),
             *(f"KV_{STREAMS_BUCKET}", f"KV_{CURSORS_BUCKET}"),
+            f"OBJ_{SNAPSHOT_BUCKET}",
         }:
             await js.delete_stream(stream.config.name)
     yield client

@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 
 from nats.errors import Error as NatsError
 from prometheus_client import CollectorRegistry
@@ -13,6 +14,8 @@ from starlette.applications import Starlette
 from services.coordinator.controller_updates import ControllerUpdates
 from services.coordinator.frontdoor.load import LoadAccount
 from services.coordinator.frontdoor.routes import engine_client, front_door_routes
+from services.coordinator.liveness.clearing import clear_npu
+from services.coordinator.liveness.prober import Prober
 from services.coordinator.management import Cluster, management_routes
 from services.coordinator.metrics_port import metrics_routes
 from services.coordinator.registry_metrics import RegistryMetrics
@@ -23,6 +26,7 @@ from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health
 from services.runtime.http_server import HttpServer
+from services.runtime.liveness_view import LivenessView
 from services.runtime.logging import get_logger
 from services.runtime.metrics import REGISTRY
 from services.runtime.registrar import Registrar
@@ -73,7 +77,7 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         )
         load = LoadAccount()
         client = await stack.enter_async_context(engine_client(settings.front_door))
-        routes = front_door_routes(lambda: cluster.registry, client, load, settings.front_door, health)
+        routes = front_door_routes(lambda: cluster.registry_of_the_living, client, load, settings.front_door, health)
         inference = await _serve(stack, Starlette(routes=routes), settings.host, settings.inference_port)
         nc = await connect_nats(config.nats, "kvroute-coordinator", health)
         stack.push_async_callback(nc.close)
@@ -92,6 +96,13 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         stack.push_async_callback(kept.stop)
         sweeping = asyncio.create_task(_sweep(registrar, config), name="sweep-tombstones")
         stack.push_async_callback(end_tasks, [sweeping])
+        liveness = LivenessView(js)
+        liveness.start()
+        stack.push_async_callback(liveness.stop)
+        prober = Prober(js, lambda: watch.registry, settings.liveness, partial(clear_npu, js))
+        prober.start()
+        stack.push_async_callback(prober.stop)
+        cluster.liveness = liveness
         cluster.watch, cluster.updates, cluster.registrar = watch, updates, registrar
         health.set("registry", True)
         log.info("listening", inference=inference.port, management=management.port, metrics=metrics.port)

@@ -7,12 +7,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from schemas.liveness import Liveness
 from schemas.registration import RegistrationError
 from services.coordinator.controller_events import parse_controller_event
 from services.coordinator.controller_updates import ControllerUpdates
 from services.coordinator.settings import CoordinatorSettings
-from services.coordinator.views import instances_view, pools_view
+from services.coordinator.views import instances_view, pools_view, with_the_dead_paused
 from services.runtime.health import Health, health_routes
+from services.runtime.liveness_view import LivenessView
 from services.runtime.registrar import Registrar
 from services.runtime.registration_answers import Answer, refused, starting
 from services.runtime.registration_routes import BodyRefusedError, encoded, read_object, registration_routes
@@ -28,7 +30,17 @@ class Cluster:
     registrar: Registrar | None = None
     watch: RegistryWatch | None = None
     updates: ControllerUpdates | None = None
+    liveness: LivenessView | None = None
     started_at: float = field(default_factory=time.time)
+
+    def liveness_of(self, instance_id: str, dp_rank: int) -> Liveness | None:
+        """What the health checks say of an engine rank, None for nothing."""
+        return self.liveness.of(instance_id, dp_rank) if self.liveness is not None else None
+
+    @property
+    def registry_of_the_living(self) -> Registry | None:
+        """The registry in which engines that do not answer their health check take no new requests."""
+        return with_the_dead_paused(self.watch.registry, self.liveness_of) if self.watch is not None else None
 
     @property
     def registry(self) -> Registry | None:
@@ -43,7 +55,7 @@ def management_routes(cluster: Cluster, settings: CoordinatorSettings, health: H
         registry = cluster.registry
         if registry is None:
             return encoded(request, starting())
-        return encoded(request, Answer(200, {"instances": instances_view(registry, time.time())}))
+        return encoded(request, Answer(200, {"instances": instances_view(registry, cluster.liveness_of, time.time())}))
 
     async def pools(request: Request) -> Response:
         registry = cluster.registry

@@ -14,6 +14,7 @@ from schemas.registration import (
 )
 from schemas.registry import MAX_BLOCK_SIZE, StoreBackend
 from services.coordinator.frontdoor.settings import FrontDoorSettings
+from services.coordinator.liveness.settings import LivenessSettings
 from services.coordinator.store_metrics.settings import StoreMetricsSettings
 
 MAX_STATIC = 4096
@@ -58,6 +59,7 @@ class CoordinatorSettings(BaseModel):
 
     store_metrics: StoreMetricsSettings = Field(default_factory=StoreMetricsSettings)
     front_door: FrontDoorSettings = Field(default_factory=FrontDoorSettings)
+    liveness: LivenessSettings = Field(default_factory=LivenessSettings)
 
     @field_validator("store_backend")
     @classmethod

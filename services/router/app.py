@@ -14,6 +14,7 @@ from services.router.index.port import PrefixIndex
 from services.router.progress import CONDITION
 from services.router.publishers import spaces_of
 from services.router.settings import RouterSettings
+from services.router.snapshots import Snapshots
 from services.router.spaces import Spaces
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
@@ -50,6 +51,19 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         stack.push_async_callback(watch.stop)
         restore_streams = partial(ensure_streams, js, config.nats)
         consumer = IndexConsumer(nc, js, spaces, health, settings.catch_up_timeout, restore_streams)
+        snapshots = Snapshots(
+            js,
+            spaces,
+            consumer,
+            partial(make_index, settings),
+            settings.snapshot_interval,
+            settings.snapshot_timeout,
+            config.runtime.shutdown_grace,
+        )
+        health.set(CONDITION, False, "restoring the last snapshot")
+        await snapshots.restore()
+        snapshots.start()
+        stack.push_async_callback(snapshots.stop)
         consumer.start()
         stack.push_async_callback(consumer.stop)
         registrar = Registrar(RegistryStore(js), watch, os.environ.get("KVS_MASTER_SERVICE"))

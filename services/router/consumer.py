@@ -1,4 +1,4 @@
-"""Follows KV_INDEX with an ordered consumer and applies it, in slices, to the spaces.
+"""Follows KV_INDEX with an ordered consumer and applies it, in slices, to the spaces; behind a snapshot if there is.
 
 Supervised: whatever happens to server, stream or consumer, it subscribes again behind the last applied message. When
 the stream itself was lost and made anew, or lost messages that were not read yet, everything is forgotten and read
@@ -8,7 +8,8 @@ again.
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import UTC, datetime
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -39,9 +40,11 @@ log = get_logger("consumer")
 
 
 class IndexConsumer:
-    """Keeps `spaces` up to date. position: the last sequence of KV_INDEX that is applied.
+    """Keeps `spaces` up to date.
 
-    restore_streams: makes the streams again when they are found missing.
+    position: the last sequence of KV_INDEX that is applied; stream: when that was created.
+    restore_streams: makes the streams again when they are found missing. on_incomplete: told when the stream turns out
+    to have dropped what was not read, so that publishers can be asked to say it again.
     """
 
     def __init__(
@@ -58,14 +61,31 @@ class IndexConsumer:
         self._spaces = spaces
         self._progress = Progress(health, spaces, catch_up_timeout)
         self._restore_streams = restore_streams
-        self._created: object = None
         self._known_hole = 0
+        self._between_messages = asyncio.Lock()
         self._tidied = time.monotonic()
         self._task: asyncio.Task[None] | None = None
         self._advanced = asyncio.Event()
         self._warnings = RateLimited()
         self.position = 0
+        self.stream = 0
+        self.on_incomplete: Callable[[str], Awaitable[None]] | None = None
         spaces.on_refused = self._warn_refused
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether what the stream held at the last look has been applied."""
+        return self._progress.caught_up
+
+    def resume(self, stream: int, position: int) -> None:
+        """Go on behind a snapshot; called before `start`."""
+        self.stream, self.position = stream, position
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Nothing is applied inside, and no message is half applied."""
+        async with self._between_messages:
+            yield
 
     def start(self) -> None:
         """Begin to follow; readiness (condition `index`) comes when what the stream holds now is applied."""
@@ -73,10 +93,11 @@ class IndexConsumer:
         self._task = asyncio.create_task(self._follow(), name="index-consumer")
 
     async def stop(self) -> None:
-        """Stop following. Idempotent."""
+        """Stop following, between two messages: what is half applied is finished. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            await end_tasks([task])
+            async with self.paused():
+                await end_tasks([task])
 
     async def wait_for(self, sequence: int, timeout: float) -> bool:
         """Whether this sequence of KV_INDEX is applied within the timeout (read your writes)."""
@@ -110,7 +131,7 @@ class IndexConsumer:
 
     async def _follow_once(self) -> None:
         """Subscribe and apply until something is wrong with the subscription."""
-        self._check_stream(await self._js.stream_info(INDEX_STREAM))
+        await self._check_stream(await self._js.stream_info(INDEX_STREAM))
         reconnects = self._nc.stats["reconnects"]
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=self.position + 1)
         subscription = await self._js.subscribe(
@@ -130,9 +151,10 @@ class IndexConsumer:
                     if not self._nc.is_connected:
                         return
                     info = await self._js.stream_info(INDEX_STREAM)
-                    if self._check_stream(info):
+                    if await self._check_stream(info):
                         return
-                    await self._tidy()
+                    async with self._between_messages:
+                        await self._tidy()
                     last = info.state.last_seq
                     if last <= self.position:
                         behind_since = None
@@ -145,7 +167,10 @@ class IndexConsumer:
                 behind_since = None
                 if not self._follows_the_last(message):
                     return
-                await self._apply(message)
+                async with self._between_messages:
+                    await self._apply(message)
+                    if time.monotonic() - self._tidied > TIDY_SECONDS:
+                        await self._tidy()
         finally:
             with contextlib.suppress(NatsError, TimeoutError, asyncio.CancelledError):
                 await subscription.unsubscribe()
@@ -158,13 +183,14 @@ class IndexConsumer:
             self._spaces.tidy()
             self._tidied = time.monotonic()
 
-    def _check_stream(self, info: StreamInfo) -> bool:
+    async def _check_stream(self, info: StreamInfo) -> bool:
         """Start over when the stream is another one than before, or has dropped messages that were not read yet.
 
         Whether it does.
         """
         state = info.state
-        replaced = self._created is not None and (info.created != self._created or state.last_seq < self.position)
+        created = creation_of(info)
+        replaced = bool(self.stream) and (created != self.stream or state.last_seq < self.position)
         cut = self.position > 0 and state.first_seq > self.position + 1
         if replaced or cut:
             log.warning(
@@ -174,17 +200,33 @@ class IndexConsumer:
                 first=state.first_seq,
                 last=state.last_seq,
             )
-            self._spaces.reset()
+            async with self._between_messages:
+                self._spaces.reset()
+                self.position = self._known_hole = 0
+            metrics.STARTS_OVER.labels("replaced" if replaced else "cut").inc()
             self._progress.lost("reading the stream from its beginning")
-            self.position = self._known_hole = 0
-        elif self._created is None and state.first_seq > 1 and state.messages:
-            log.warning("index_history_incomplete", first=state.first_seq, messages=state.messages)
-        self._created = info.created
+        self.stream = created
+        if self.position == 0 and state.first_seq > 1:
+            await self._say_incomplete(info)
         if state.messages == 0:
             # Nothing to read: an empty stream remembers how far it had counted.
             self.position = max(self.position, state.last_seq)
         self._progress.target(state.last_seq)
         return replaced or cut
+
+    async def _say_incomplete(self, info: StreamInfo) -> None:
+        """The stream's beginning is gone: what was stored before is missing here until publishers say it again."""
+        state, began = info.state, time.time()
+        if state.messages:
+            first = await self._js.get_msg(INDEX_STREAM, seq=state.first_seq)
+            began = first.time.timestamp() if first.time is not None else began
+        self._spaces.incomplete_before = max(1, int(began * 1000))
+        reason = f"KV_INDEX begins at {state.first_seq}: blocks stored before {_utc(began)} may be missing"
+        metrics.HISTORY_INCOMPLETE.set(1)
+        self._progress.note(reason)
+        log.warning("index_history_incomplete", first=state.first_seq, messages=state.messages, before=_utc(began))
+        if self.on_incomplete is not None:
+            await self.on_incomplete(reason)
 
     def _follows_the_last(self, message: Msg) -> bool:
         """Whether nothing was skipped before this message. A hole that is still there at a second look is real."""
@@ -234,3 +276,12 @@ class IndexConsumer:
         held_back = self._warnings.allow(reason)
         if held_back is not None:
             log.warning("index_event_refused", reason=reason, held_back=held_back)
+
+
+def creation_of(info: StreamInfo) -> int:
+    """When a stream was created, in microseconds since the epoch: a stream made anew is another one."""
+    return int(info.created.timestamp() * 1_000_000) if info.created else 0
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -20,3 +20,13 @@ MEMBERSHIPS = gauge("kvroute_router_memberships", "(holder, tier, block) entries
 WAITING = gauge("kvroute_router_waiting_blocks", "Blocks that wait for their parent", ["model", "tenant"])
 EVICTED = gauge("kvroute_router_evicted_blocks", "Blocks dropped because of a limit, so far", ["model", "tenant"])
 NATIVE = gauge("kvroute_router_native_index", "1 when the compiled index core is in use, 0 for the plain one")
+SNAPSHOTS = counter("kvroute_router_snapshots_total", "Snapshots by what became of them", ["outcome"])
+SNAPSHOT_BYTES = gauge("kvroute_router_snapshot_bytes", "Size of the last snapshot that this replica wrote")
+SNAPSHOT_SECONDS = gauge("kvroute_router_snapshot_seconds", "Time that the last snapshot of this replica took")
+SNAPSHOT_POSITION = gauge("kvroute_router_snapshot_position", "Sequence of KV_INDEX at which the last snapshot ends")
+STARTS_OVER = counter(
+    "kvroute_router_starts_over_total", "Times everything was forgotten and the stream read again", ["reason"]
+)
+HISTORY_INCOMPLETE = gauge(
+    "kvroute_router_history_incomplete", "1 when the stream had dropped messages that this router never read"
+)

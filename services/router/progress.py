@@ -28,6 +28,15 @@ class Progress:
         self._caught_up = False
         self._reported = ApplyCounts()
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether what the stream held at the last look has been applied."""
+        return self._caught_up
+
+    def note(self, text: str) -> None:
+        """A remark about the history that is known here."""
+        self._health.note("history", text)
+
     def begin(self) -> None:
         """Nothing has been read yet."""
         self._behind_since = time.monotonic()

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+import msgspec
+
 from schemas.events import Holder, IndexGroup, Location
 from schemas.registry import EngineRecord, PoolRecord
 from services.runtime.registry_store import Registry
@@ -31,6 +33,19 @@ class Publisher:
     events: int = 0
 
 
+class PublisherState(msgspec.Struct, frozen=True, array_like=True):
+    """A Publisher with its key, as a snapshot carries it. registered: whether the registry named it then."""
+
+    source: str
+    instance_id: str
+    dp_rank: int
+    generation: int
+    last_seq: int
+    last_event_at: float
+    events: int
+    registered: bool
+
+
 class Publishers:
     """Generations only rise; what is at or below a tombstone is discarded.
 
@@ -43,7 +58,7 @@ class Publishers:
         self._retired: dict[PublisherKey, int] = {}
         self._pools: frozenset[str] = frozenset()
         self._retired_pools: frozenset[str] = frozenset()
-        self._registered: dict[PublisherKey, EngineRecord | PoolRecord] = {}
+        self._registered: frozenset[PublisherKey] = frozenset()
 
     def get(self, key: PublisherKey) -> Publisher:
         """What is known of a publisher; a blank one for an unknown key."""
@@ -96,12 +111,12 @@ class Publishers:
         registered: dict[PublisherKey, EngineRecord | PoolRecord] = {
             (record.kind, record.instance_id, record.dp_rank): record for record in records
         }
-        gone: list[PublisherKey] = list(self._registered.keys() - registered.keys())
+        gone: list[PublisherKey] = list(self._registered - registered.keys())
         retired: dict[PublisherKey, int] = {
             (one.retired_kind, one.instance_id, one.dp_rank): one.generation for one in registry.retired
         }
         gone.extend(key for key, generation in retired.items() if generation > self._retired.get(key, -1))
-        self._registered, self._retired = registered, retired
+        self._registered, self._retired = frozenset(registered), retired
         self._pools = frozenset(registry.pools)
         self._retired_pools = frozenset(instance_id for kind, instance_id, _ in retired if kind == "pool") - self._pools
         for key in gone:
@@ -113,8 +128,28 @@ class Publishers:
 
     def forget_unregistered(self) -> None:
         """Drop what is known of publishers that the registry does not name."""
-        for key in self._known.keys() - self._registered.keys():
+        for key in self._known.keys() - self._registered:
             del self._known[key]
+
+    def states(self) -> list[PublisherState]:
+        """A copy of what is known, to be taken over by another process."""
+        return [
+            PublisherState(
+                *key, one.generation, one.last_seq, one.last_event_at, one.events, registered=key in self._registered
+            )
+            for key, one in self._known.items()
+        ]
+
+    def take_over(self, states: Sequence[PublisherState]) -> None:
+        """Know what another process knew. The registry is to be set again afterwards: it tells whose life is over."""
+        self._known = {
+            (one.source, one.instance_id, one.dp_rank): Publisher(
+                one.generation, one.last_seq, one.last_event_at, one.events
+            )
+            for one in states
+        }
+        self._registered = frozenset((one.source, one.instance_id, one.dp_rank) for one in states if one.registered)
+        self._retired = {}
 
     def _raise(self, publisher: Publisher, generation: int) -> bool:
         """Whether this ends a life of which something may be held."""

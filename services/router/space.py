@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import msgspec
+
 from schemas.blocks import Tier
 from schemas.events import Holder, IndexCleared, IndexEvent, IndexRemoved, IndexStored, Location, Worker
 from schemas.registry import EngineRecord
@@ -36,6 +38,20 @@ class BlockCounts:
     removed: int = 0
 
 
+class SpaceState(msgspec.Struct, frozen=True, array_like=True):
+    """What a space knows beside its index: who the numbers in the index are. size: bytes of the index's own form."""
+
+    model: str
+    tenant: str
+    last_sequence: tuple[int, int]
+    source_epoch: int
+    next_number: int
+    holders: list[tuple[Holder, int]]
+    domains: list[tuple[Worker | str, int]]
+    leaving: list[int]
+    size: int
+
+
 class Space:
     """An index and the numbers of its holders. last_sequence: (source_sequence, part) of the last group applied."""
 
@@ -60,6 +76,29 @@ class Space:
         if isinstance(event, IndexRemoved):
             return self._remove(event)
         return self._clear(event)
+
+    def state(self, model: str, tenant: str, size: int = 0) -> SpaceState:
+        """A copy of everything but the index."""
+        # No number above this one is in the index yet; taking it leaves a hole, which costs nothing.
+        return SpaceState(
+            model=model,
+            tenant=tenant,
+            last_sequence=self.last_sequence,
+            source_epoch=self.source_epoch,
+            next_number=next(self._numbers),
+            holders=list(self._holders.items()),
+            domains=list(self._domains.items()),
+            leaving=list(self._leaving),
+            size=size,
+        )
+
+    def take_over(self, state: SpaceState) -> None:
+        """Become what `state` describes; the index has been restored to go with it."""
+        self.last_sequence, self.source_epoch = state.last_sequence, state.source_epoch
+        self._numbers = count(state.next_number)
+        self._holders, self._domains = dict(state.holders), dict(state.domains)
+        self._leaving = deque(state.leaving)
+        self.stale = True
 
     def refresh(self, engines: Sequence[EngineRecord]) -> None:
         """Take over the engines that queries are answered for, in order."""

@@ -3,12 +3,20 @@
 A space is (model, tenant) with an index of its own. Pure: no sockets, no clock.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from schemas.events import Holder, IndexBatch, IndexGroup, Location, Worker
 from services.router.index.port import PrefixIndex
-from services.router.publishers import PublisherKey, Publishers, Verdict, publisher_key, same_space, spaces_of
+from services.router.publishers import (
+    PublisherKey,
+    Publishers,
+    PublisherState,
+    Verdict,
+    publisher_key,
+    same_space,
+    spaces_of,
+)
 from services.router.space import BlockCounts, EventRefusedError, Space
 from services.runtime.registry_store import Registry
 
@@ -27,7 +35,11 @@ class ApplyCounts:
 
 
 class Spaces:
-    """All spaces of a router. Not for concurrent use; `apply` can be interrupted between its slices."""
+    """All spaces of a router. Not for concurrent use; `apply` can be interrupted between its slices.
+
+    incomplete_before: what publishers stored before this moment (milliseconds since the epoch) may be missing, because
+    the stream had dropped it already; 0 when nothing is.
+    """
 
     def __init__(self, make_index: Callable[[], PrefixIndex], max_spaces: int = 1024) -> None:
         self._make_index = make_index
@@ -36,6 +48,7 @@ class Spaces:
         self.registry = Registry()
         self.publishers = Publishers()
         self.counts = ApplyCounts()
+        self.incomplete_before = 0
         self.on_refused: Callable[[str], None] = lambda reason: None
 
     def find(self, model: str, tenant: str) -> Space | None:
@@ -79,6 +92,17 @@ class Spaces:
     def reset(self) -> None:
         """Forget all blocks and positions (the stream was lost); registrations and generations stay."""
         self.spaces.clear()
+        self.incomplete_before = 0
+        self.set_registry(self.registry)
+
+    def take_over(
+        self, spaces: dict[SpaceKey, Space], publishers: Sequence[PublisherState], incomplete_before: int
+    ) -> None:
+        """Hold what a snapshot held, as far as the registry that is known now lets it live."""
+        self.spaces.clear()
+        self.spaces.update(spaces)
+        self.incomplete_before = incomplete_before
+        self.publishers.take_over(publishers)
         self.set_registry(self.registry)
 
     def tidy(self) -> None:

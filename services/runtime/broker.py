@@ -19,6 +19,8 @@ from schemas.subjects import (
     EVENTS_STREAM,
     INDEX_ALL,
     INDEX_STREAM,
+    LEASE_BUCKET,
+    LIVENESS_BUCKET,
     REGISTRY_BUCKET,
     SNAPSHOT_BUCKET,
     STREAMS_BUCKET,
@@ -32,6 +34,7 @@ LONGEST_WAIT_SECONDS = 5.0
 REPORT_SECONDS = 30.0
 PING_SECONDS = 15
 PENDING_BYTES = 32 * 1024 * 1024
+KV_BUCKETS = (REGISTRY_BUCKET, LEASE_BUCKET, LIVENESS_BUCKET)
 
 __all__ = ["connect_nats", "connection_options", "ensure_streams", "masked"]
 
@@ -137,13 +140,14 @@ def connection_options(settings: NatsSettings, name: str) -> dict[str, Any]:
 
 
 async def ensure_streams(js: JetStreamContext, settings: NatsSettings) -> None:
-    """Create or bring up to date the streams, the registry bucket and the snapshot store; waits for JetStream."""
+    """Create or bring up to date the streams, the KV buckets and the snapshot store; waits for JetStream."""
     wait = FIRST_WAIT_SECONDS
     while True:
         try:
             for stream, subject in ((EVENTS_STREAM, EVENTS_ALL), (INDEX_STREAM, INDEX_ALL), (DEAD_STREAM, DEAD_ALL)):
                 await _ensure_stream(js, _stream_config(settings, stream, subject))
-            await _ensure_registry(js, settings)
+            for bucket in KV_BUCKETS:
+                await _ensure_bucket(js, settings, bucket)
             await _ensure_snapshots(js, settings)
             await _ensure_stream_states(js, settings)
         except (NatsError, TimeoutError) as error:
@@ -181,12 +185,12 @@ async def _ensure_stream(js: JetStreamContext, config: StreamConfig) -> None:
         await js.update_stream(config)
 
 
-async def _ensure_registry(js: JetStreamContext, settings: NatsSettings) -> None:
+async def _ensure_bucket(js: JetStreamContext, settings: NatsSettings, bucket: str) -> None:
     try:
-        await js.key_value(REGISTRY_BUCKET)
+        await js.key_value(bucket)
     except (BucketNotFoundError, NotFoundError):
         await js.create_key_value(
-            KeyValueConfig(bucket=REGISTRY_BUCKET, history=1, storage=_storage(settings), replicas=settings.replicas)
+            KeyValueConfig(bucket=bucket, history=1, storage=_storage(settings), replicas=settings.replicas)
         )
 
 

@@ -1,0 +1,1 @@
+"""Health checks of engines: one coordinator asks, everybody reads the answer in NATS KV."""
