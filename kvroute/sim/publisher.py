@@ -76,7 +76,8 @@ class EventPublisher:
         """Put frames on the wire as they are; nobody remembers them."""
         with contextlib.suppress(zmq.Again):
             self._pub.send_multipart(frames, zmq.NOBLOCK)
-            self.last_sent = int.from_bytes(frames[1], "big")
+            if len(frames) == 3 and len(frames[1]) == 8:
+                self.last_sent = int.from_bytes(frames[1], "big")
 
     async def subscribed(self) -> None:
         """Return once somebody has subscribed: what is published before is lost to a late joiner."""

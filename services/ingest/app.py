@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from schemas.events import EventBatch
+from services.ingest.complaints import Complaints
 from services.ingest.publishing import BatchPublisher, last_stored
 from services.ingest.reporting import Reporter
 from services.ingest.status import PublisherMetrics, publisher_status
@@ -112,8 +113,10 @@ async def _check(
 ) -> None:
     """Keep readiness true to what happens, re-make a lost stream, re-open what could not be opened."""
     reopened = time.monotonic()
+    complaints = Complaints(health)
     while True:
         await asyncio.sleep(CHECK_SECONDS)
+        complaints.look(subscriptions, time.time())
         if health.set("publishing", not batches.trouble, batches.trouble):
             say = log.warning if batches.trouble else log.info
             say("publishing", ok=not batches.trouble, reason=batches.trouble)

@@ -6,9 +6,10 @@ Rules that the wire leaves open (design 3 and 4):
   refused. A removal has no size and always passes.
 * A store without tokens keeps an empty ``content_hashes``; its content is found by name later.
 * The medium of an engine event defaults to its socket's tier; AllBlocksCleared touches the NPU alone.
-* A pool never touches an engine's NPU: a clear without a medium means the pool tiers of the one location it names, and
-  without a location it means nothing. Blocks in NPU memory that a pool owns belong to no tier of the index; their
-  events are refused.
+* A pool never touches an engine's NPU: a clear without a medium means the pool tiers of the one location it names.
+  Blocks in NPU memory that a pool owns belong to no tier of the index; their events are refused.
+* A pool event that names no owner (shared storage has none) is about a location called like the pool itself: remote to
+  every instance, and never mixed with a node's.
 """
 
 from dataclasses import dataclass, field
@@ -23,22 +24,19 @@ from services.ingest.registrations import Publisher
 
 _canonical_backend_id = lru_cache(maxsize=4096)(canonical_backend_id)
 
-CLEARED_WITHOUT_LOCATION = "cleared_without_location"
-
 
 @dataclass(slots=True)
 class Canonical:
     """What a wire batch became. Every wire event is in exactly one place.
 
-    accepted: wire events behind ``events`` (a wire event may become several). dropped: understood, but without effect,
-    by reason. blocks: in stores and removals of ``events``. block_size_seen: a size that disagreed, 0 for none.
+    accepted: wire events behind ``events`` (a wire event may become several). blocks: in stores and removals of
+    ``events``. block_size_seen: a size that disagreed, 0 for none.
     """
 
     events: list[Event] = field(default_factory=list)
     accepted: int = 0
     blocks: int = 0
     rejected: list[Rejected] = field(default_factory=list)
-    dropped: dict[str, int] = field(default_factory=dict)
     block_size_seen: int = 0
 
 
@@ -60,9 +58,6 @@ def canonicalise(events: tuple[WireEvent, ...], publisher: Publisher) -> Canonic
             elif isinstance(event, WireRemoved):
                 result.events.extend(_removed(event, publisher))
                 result.blocks += len(event.hashes)
-            elif publisher.key.source == "pool" and not event.backend_id:
-                result.dropped[CLEARED_WITHOUT_LOCATION] = result.dropped.get(CLEARED_WITHOUT_LOCATION, 0) + 1
-                continue
             else:
                 result.events.append(_cleared(event, publisher))
         except _RefusedError as refused:
@@ -157,7 +152,9 @@ def _tier(tier: Tier | None, publisher: Publisher) -> Tier:
 
 def _location(backend_id: str, publisher: Publisher) -> str:
     """Where a pool put a block, in the spelling of registrations; an engine's own blocks lie with its worker."""
-    return _canonical_backend_id(backend_id) if backend_id and publisher.key.source == "pool" else ""
+    if publisher.key.source != "pool":
+        return ""
+    return _canonical_backend_id(backend_id) if backend_id else publisher.record.instance_id
 
 
 def _unless(name: str, own: str) -> str:

@@ -131,8 +131,6 @@ class Intake:
         rejected = [*batch.rejected, *translated.rejected] if batch.rejected else translated.rejected
         for refusal in rejected:
             counts.events.rejected[refusal.reason] += 1
-        for reason, number in translated.dropped.items():
-            counts.events.dropped[reason] += number
         if translated.block_size_seen:
             counts.block_size_seen = translated.block_size_seen
         if batch.timestamp:

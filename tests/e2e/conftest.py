@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import pytest
 
 from kvroute.embedded import EmbeddedStack, StackOptions
+from tests.e2e.reported_site import Site
 from tests.e2e.support import Pipeline, Router
 
 START_SECONDS = 90.0
@@ -76,3 +77,11 @@ async def pipeline(stack: EmbeddedStack) -> AsyncIterator[Pipeline]:
     pipeline = await Pipeline.connect(stack.nats_url, stack.addresses.url("ingest"), stack.router_url)
     yield pipeline
     await pipeline.close()
+
+
+@pytest.fixture
+async def site(router: Router, pipeline: Pipeline) -> AsyncIterator[Site]:
+    """Publishers and questions of one field report."""
+    site = Site(router, pipeline)
+    yield site
+    await site.close()

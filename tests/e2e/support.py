@@ -61,7 +61,7 @@ class Router:
 
     async def close(self) -> None:
         """Take back every registration: the system may give a publisher's port to another test's publisher."""
-        for body in self._registered:
+        for body in {(body["instance_id"], body["dp_rank"]): body for body in self._registered}.values():
             response = await self.http.post("/unregister", json=body)
             assert response.status_code == 200, response.text
         await self.http.aclose()
@@ -78,7 +78,7 @@ class Router:
             "medium_endpoints": {"npu": publisher.endpoint},
             "store_backend": "Memcache",
         }
-        await self._register(body | more)
+        await self.register_body(body | more)
         await asyncio.wait_for(publisher.subscribed(), DEADLINE_SECONDS)
 
     async def register_pool(self, model: str, instance_id: str, publisher: EventPublisher, block_size: int) -> None:
@@ -95,7 +95,7 @@ class Router:
             "endpoint": endpoint,
             "store_backend": "Memcache",
         }
-        await self._register(body)
+        await self.register_body(body)
 
     async def query(self, model: str, block_size: int, tokens: Sequence[int], **more: Any) -> dict[str, Any]:
         """The default tenant's part of the answer."""
@@ -128,7 +128,8 @@ class Router:
         endpoint = instance["endpoints"][str(dp_rank)]
         return endpoint["npu_blocks"], endpoint["cpu_blocks"], endpoint["disk_blocks"]
 
-    async def _register(self, body: dict[str, Any]) -> None:
+    async def register_body(self, body: dict[str, Any]) -> None:
+        """Register, and unregister at the end."""
         response = await self.http.post("/register", json=body)
         assert response.status_code == 201, response.text
         self._registered.append(body)
@@ -181,6 +182,10 @@ class Pipeline:
             return float(line.split()[1]) >= index
 
         await eventually(routed, True)
+
+    async def ingest(self, path: str) -> dict[str, Any]:
+        """What ingest answers on a path."""
+        return dict((await self._http.get(f"{self._ingest_url}{path}")).json())
 
     async def publisher(self, endpoint: str) -> dict[str, Any]:
         """What ingest says of one publisher."""

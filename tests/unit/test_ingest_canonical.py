@@ -18,7 +18,7 @@ from schemas.blocks import (
 from schemas.events import Cleared, Removed, Stored
 from schemas.registry import EngineRecord, PoolRecord
 from schemas.wire.types import RejectReason, WireCleared, WireRemoved, WireStored
-from services.ingest.canonical import CLEARED_WITHOUT_LOCATION, canonicalise
+from services.ingest.canonical import canonicalise
 from services.ingest.registrations import Publisher, publishers_of
 
 
@@ -45,7 +45,7 @@ PLAIN = WireStored(hashes=(11, 12), parent=10, token_ids=TOKENS, block_size=4, t
 
 def only(publisher: Publisher, event: WireStored | WireRemoved | WireCleared) -> Stored | Removed | Cleared:
     result = canonicalise((event,), publisher)
-    assert (result.accepted, result.rejected, result.dropped, len(result.events)) == (1, [], {}, 1)
+    assert (result.accepted, result.rejected, len(result.events)) == (1, [], 1)
     return result.events[0]
 
 
@@ -158,10 +158,11 @@ def test_a_pool_clear_touches_the_pool_tiers_of_its_location_alone() -> None:
     assert only(pool(), WireCleared(Tier.DISK, "10.0.0.5")) == Cleared((Tier.DISK,), backend_id="10.0.0.5")
 
 
-def test_a_pool_clear_without_a_location_clears_nothing_but_a_count() -> None:
-    result = canonicalise((WireCleared(Tier.DISK), WireCleared()), pool())
-    assert (result.events, result.accepted) == ([], 0)
-    assert result.dropped == {CLEARED_WITHOUT_LOCATION: 2}
+def test_ev_06_a_pool_event_without_an_owner_is_about_a_location_called_like_the_pool() -> None:
+    shared = pool().record.instance_id
+    stores = WireStored((1,), tier=Tier.DISK), WireRemoved((1,), Tier.DISK), WireCleared(Tier.DISK)
+    assert [only(pool(), event).backend_id for event in stores] == [shared] * 3
+    assert only(pool(), WireCleared()) == Cleared((Tier.CPU, Tier.DISK), backend_id=shared)
 
 
 def test_a_pool_removal_without_a_medium_leaves_both_pool_tiers() -> None:
