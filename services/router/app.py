@@ -8,6 +8,7 @@ from functools import partial
 
 from services.router import metrics
 from services.router.consumer import IndexConsumer
+from services.router.freshness import Freshness, StandingMetrics
 from services.router.http_api import Backend, RouterApi
 from services.router.index import create_index, native_available
 from services.router.index.port import PrefixIndex
@@ -21,6 +22,7 @@ from services.runtime.config import Config
 from services.runtime.health import Health
 from services.runtime.http_server import HttpServer
 from services.runtime.logging import get_logger
+from services.runtime.metrics import REGISTRY
 from services.runtime.registrar import Registrar
 from services.runtime.registry_store import RegistryStore, RegistryWatch
 
@@ -33,7 +35,7 @@ log = get_logger("router")
 async def start(config: Config, health: Health) -> AsyncIterator[None]:
     """Run the router while the context is open. HTTP is up first and says in /readyz what is waited for."""
     settings = config.router
-    spaces = Spaces(lambda: make_index(settings), settings.max_spaces)
+    spaces = Spaces(lambda: make_index(settings), settings.max_spaces, settings.stale_after)
     announce_index(settings, health)
     health.set(CONDITION, False, "the registry is not read yet")
     api = RouterApi(spaces, health, settings)
@@ -42,6 +44,9 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     log.info("listening", port=server.port)
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop)
+        standing_metrics = StandingMetrics(spaces)
+        REGISTRY.register(standing_metrics)
+        stack.callback(REGISTRY.unregister, standing_metrics)
         nc = await connect_nats(config.nats, "kvroute-router", health)
         stack.push_async_callback(nc.close)
         js = nc.jetstream()
@@ -66,6 +71,9 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         stack.push_async_callback(snapshots.stop)
         consumer.start()
         stack.push_async_callback(consumer.stop)
+        freshness = Freshness(nc, js, spaces, consumer, health)
+        freshness.start()
+        stack.push_async_callback(freshness.stop)
         registrar = Registrar(RegistryStore(js), watch, os.environ.get("KVS_MASTER_SERVICE"))
         api.connect(Backend(js, consumer, registrar))
         sizes = asyncio.create_task(report_sizes(spaces), name="sizes")

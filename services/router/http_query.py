@@ -11,6 +11,7 @@ from services.router.encodings import MEDIA_TYPES, BodyRefusedError, decode_body
 from services.router.index.port import Coverage
 from services.router.query_request import Query, Route, fields_of_query_string, read_query
 from services.router.settings import RouterSettings
+from services.router.space import NOTHING
 from services.router.spaces import Spaces
 from services.runtime.logging import get_logger
 
@@ -22,7 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 ROUTES: dict[str, Route] = {"/query": "query", "/query_by_hash": "query_by_hash"}
 OUTCOMES = ("hit", "miss", "shorter_than_block", "other_block_size", "no_index", "refused", "starting", "failed")
 OUTCOME_HEADER = b"x-kvroute-outcome"
-NOTHING = Coverage(0, 0, 0, 0, 0)
+FOLLOWING_HEADER = b"x-kvroute-index"
 
 log = get_logger("query")
 
@@ -96,6 +97,7 @@ class QueryRoutes:
             (b"content-length", str(len(content)).encode()),
             (b"access-control-allow-origin", b"*"),
             (OUTCOME_HEADER, outcome.encode()),
+            (FOLLOWING_HEADER, self._spaces.standings.following.encode()),
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -130,7 +132,7 @@ class QueryRoutes:
         hashing = time.perf_counter()
         keys = query.keys()
         matching = time.perf_counter()
-        coverages = space.index.match(keys, space.candidates, space.pool_holders)
+        coverages = space.match(keys)
         matched = time.perf_counter()
         engines: Sequence[EngineRecord] = space.engines
         if query.instance_id is not None:
@@ -140,7 +142,7 @@ class QueryRoutes:
         if dialect is None and engines and all(engine.registered_with == "mooncake" for engine in engines):
             dialect = "mooncake"
         shape = mooncake_answer if dialect == "mooncake" else query_answer
-        answer = shape(query.tenant, engines, coverages, query.block_size)
+        answer = shape(query.tenant, engines, coverages, query.block_size, self._spaces.standings)
         best = max(coverages, key=sum, default=NOTHING)
         outcome = _outcome(query, keys, best, engines)
         self._count(len(keys) // 8, best)

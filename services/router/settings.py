@@ -20,5 +20,8 @@ class RouterSettings(BaseModel):
     max_spaces: int = Field(1024, ge=1, description="most (model, tenant) pairs that events may open")
     events_timeout: float = Field(5.0, gt=0, description="how long POST /events waits until its events are applied")
     catch_up_timeout: float = Field(120.0, gt=0, description="deadline for catching up with the stream at start")
+    stale_after: float = Field(
+        30.0, gt=0, description="after which the blocks of a publisher whose stream is stale are not offered"
+    )
     snapshot_interval: float = Field(300.0, ge=0, description="how often one replica writes a snapshot, 0 for never")
     snapshot_timeout: float = Field(60.0, gt=0, description="after which a restore is given up and the stream serves")

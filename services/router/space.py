@@ -13,11 +13,14 @@ import msgspec
 from schemas.blocks import Tier
 from schemas.events import Holder, IndexCleared, IndexEvent, IndexRemoved, IndexStored, Location, Worker
 from schemas.registry import EngineRecord
-from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, PrefixIndex
+from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, Coverage, PrefixIndex
+from services.router.standing import Standings
 
 TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
 SLICE_BLOCKS = 1024
 MAX_HOLDERS = 65_536
+NOBODY = 1
+NOTHING = Coverage(0, 0, 0, 0, 0)
 _HASH_BYTES = 8
 _BLOCKS_PER_HOLDER = 16
 
@@ -63,8 +66,9 @@ class Space:
         self.engines: tuple[EngineRecord, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
         self.pool_holders: frozenset[int] = frozenset()
+        self._dead: tuple[int, ...] = ()
         self._blocks = blocks
-        self._numbers = count(1)
+        self._numbers = count(NOBODY + 1)
         self._holders: dict[Holder, int] = {}
         self._domains: dict[Worker | str, int] = {}
         self._leaving: deque[int] = deque()
@@ -100,24 +104,34 @@ class Space:
         self._leaving = deque(state.leaving)
         self.stale = True
 
-    def refresh(self, engines: Sequence[EngineRecord]) -> None:
-        """Take over the engines that queries are answered for, in order."""
+    def refresh(self, engines: Sequence[EngineRecord], standings: Standings) -> None:
+        """Take over the engines that queries are answered for, in order. Who is hidden holds nothing for them."""
         self.stale = False
         self.engines = tuple(engines)
+        hidden = {pool: standings.of_pool(pool).hidden for pool in self._pools()}
         by_backend: dict[str, set[int]] = {}
         pool_holders = set()
         for holder, number in self._holders.items():
-            if isinstance(holder, Location):
+            if isinstance(holder, Location) and not hidden[holder.pool_id]:
                 by_backend.setdefault(holder.backend_id, set()).add(number)
                 pool_holders.add(number)
         self.pool_holders = frozenset(pool_holders)
+        known = [standings.of_engine(engine.instance_id, engine.dp_rank) for engine in engines]
         self.candidates = tuple(
             Candidate(
-                self._new_or_known(Worker(engine.instance_id, engine.dp_rank)),
+                NOBODY if standing.hidden else self._new_or_known(Worker(engine.instance_id, engine.dp_rank)),
                 frozenset(number for backend in engine.backend_ids for number in by_backend.get(backend, ())),
             )
-            for engine in engines
+            for engine, standing in zip(engines, known, strict=True)
         )
+        self._dead = tuple(place for place, standing in enumerate(known) if standing.dead)
+
+    def match(self, keys: bytes) -> list[Coverage]:
+        """Coverage of a query given as packed prefix keys, one entry per engine, in order; the dead have nothing."""
+        found = self.index.match(keys, self.candidates, self.pool_holders)
+        for place in self._dead:
+            found[place] = NOTHING
+        return found
 
     def retire(self, holder: Holder) -> None:
         """A holder's life is over: nothing of it is seen any more, its hashes mean nothing to the next life.
@@ -157,6 +171,9 @@ class Space:
     def locations_of(self, pool_id: str) -> list[Location]:
         """The locations of a pool that have a number here."""
         return [holder for holder in self._holders if isinstance(holder, Location) and holder.pool_id == pool_id]
+
+    def _pools(self) -> set[str]:
+        return {holder.pool_id for holder in self._holders if isinstance(holder, Location)}
 
     def blocks_of(self, holder: Holder) -> tuple[int, int, int, int]:
         """Blocks a holder has in npu, cpu and disk, and blocks of it that wait for a parent."""

@@ -3,6 +3,7 @@
 A space is (model, tenant) with an index of its own. Pure: no sockets, no clock.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from services.router.publishers import (
     spaces_of,
 )
 from services.router.space import BlockCounts, EventRefusedError, Space
+from services.router.standing import Standings
 from services.runtime.registry_store import Registry
 
 SpaceKey = tuple[str, str]
@@ -41,8 +43,11 @@ class Spaces:
     the stream had dropped it already; 0 when nothing is.
     """
 
-    def __init__(self, make_index: Callable[[], PrefixIndex], max_spaces: int = 1024) -> None:
+    def __init__(
+        self, make_index: Callable[[], PrefixIndex], max_spaces: int = 1024, stale_after: float = math.inf
+    ) -> None:
         self._make_index = make_index
+        self.standings = Standings(stale_after)
         self._max_spaces = max_spaces
         self.spaces: dict[SpaceKey, Space] = {}
         self.registry = Registry()
@@ -57,7 +62,7 @@ class Spaces:
         space = self.spaces.get(key)
         if space is not None and space.stale:
             engines = [engine for _, engine in sorted(self.registry.engines.items()) if same_space(engine, key)]
-            space.refresh(engines)
+            space.refresh(engines, self.standings)
         return space
 
     def apply(self, batch: IndexBatch) -> Iterator[None]:
@@ -82,6 +87,11 @@ class Spaces:
             self._retire(publisher)
         for key in self._registered() - self.spaces.keys():
             self.spaces[key] = self._new_space()
+        for space in self.spaces.values():
+            space.stale = True
+
+    def standings_changed(self) -> None:
+        """What is offered has changed."""
         for space in self.spaces.values():
             space.stale = True
 

@@ -36,7 +36,8 @@ def _instance(record: EngineRecord | PoolRecord) -> dict[str, Any]:
 
 def _freshness(spaces: Spaces, record: EngineRecord | PoolRecord, now: float) -> dict[str, Any]:
     """How far this publisher has been followed. A long silence is not a fault: an idle engine says nothing."""
-    publisher = spaces.publishers.get((record.kind, record.instance_id, record.dp_rank))
+    key = (record.kind, record.instance_id, record.dp_rank)
+    publisher = spaces.publishers.get(key)
     heard = publisher.last_seq >= 0
     return {
         "generation": publisher.generation or record.generation,
@@ -44,6 +45,7 @@ def _freshness(spaces: Spaces, record: EngineRecord | PoolRecord, now: float) ->
         "last_event_at": publisher.last_event_at if heard else None,
         "seconds_since_last_event": round(max(0.0, now - publisher.last_event_at), 3) if heard else None,
         "events": publisher.events,
+        "stream": spaces.standings.answer(*key),
     }
 
 

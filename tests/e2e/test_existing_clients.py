@@ -386,6 +386,7 @@ async def test_the_mooncake_dialect_answers_tokens_per_rank(client: Client) -> N
     assert answer.json() == {"status": "registered successfully", "instance_id": instance}
     await client.store(instance)
     entry = await client.instance(instance)
+    assert entry.pop("streams")["0"]["offered"] is True
     assert entry == {"longest_matched": 8, "GPU": 8, "CPU": 0, "DISK": 0, "DP": {"0": 8}}
     answer = await client.http.post("/unregister", json=body)
     assert answer.json() == {
