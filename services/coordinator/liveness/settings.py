@@ -10,7 +10,7 @@ class LivenessSettings(BaseModel):
     failures x (interval + timeout) at the latest, and as alive again after one that succeeds.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     enabled: bool = Field(True, description="ask at all; engines without a url are never asked")
     path: str = Field("/health", pattern=r"^/", description="what is asked of an engine's url")
