@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from services.coordinator.controller_updates import ControllerUpdates
 from services.coordinator.frontdoor.load import LoadAccount
-from services.coordinator.frontdoor.routes import engine_client, front_door_routes
+from services.coordinator.frontdoor.routes import OPENAI_HANDLERS, engine_client, front_door_routes
 from services.coordinator.liveness.clearing import clear_npu
 from services.coordinator.liveness.prober import Prober
 from services.coordinator.management import Cluster, management_routes
@@ -29,6 +29,7 @@ from services.runtime.http_server import HttpServer
 from services.runtime.liveness_view import LivenessView
 from services.runtime.logging import get_logger
 from services.runtime.metrics import REGISTRY
+from services.runtime.problems import PROBLEM_HANDLERS
 from services.runtime.registrar import Registrar
 from services.runtime.registry_store import RegistryStore, RegistryWatch
 from services.runtime.tasks import end_tasks
@@ -68,17 +69,18 @@ async def coordinator(config: Config, health: Health) -> AsyncIterator[Coordinat
         stack.callback(REGISTRY.unregister, own)
         management = await _serve(
             stack,
-            Starlette(routes=management_routes(cluster, settings, health)),
+            Starlette(routes=management_routes(cluster, settings, health), exception_handlers=PROBLEM_HANDLERS),
             settings.host,
             settings.management_port,
         )
-        metrics = await _serve(
-            stack, Starlette(routes=metrics_routes(health, of_the_store)), settings.host, settings.metrics_port
-        )
+        metrics_app = Starlette(routes=metrics_routes(health, of_the_store), exception_handlers=PROBLEM_HANDLERS)
+        metrics = await _serve(stack, metrics_app, settings.host, settings.metrics_port)
         load = LoadAccount()
         client = await stack.enter_async_context(engine_client(settings.front_door))
         routes = front_door_routes(lambda: cluster.registry_of_the_living, client, load, settings.front_door, health)
-        inference = await _serve(stack, Starlette(routes=routes), settings.host, settings.inference_port)
+        inference = await _serve(
+            stack, Starlette(routes=routes, exception_handlers=OPENAI_HANDLERS), settings.host, settings.inference_port
+        )
         nc = await connect_nats(config.nats, "kvroute-coordinator", health)
         stack.push_async_callback(nc.close)
         js = nc.jetstream()

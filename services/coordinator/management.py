@@ -17,7 +17,7 @@ from services.runtime.health import Health, health_routes
 from services.runtime.liveness_view import LivenessView
 from services.runtime.registrar import Registrar
 from services.runtime.registration_answers import Answer, refused, starting
-from services.runtime.registration_routes import BodyRefusedError, encoded, read_object, registration_routes
+from services.runtime.registration_routes import BodyRefusedError, counted, encoded, read_object, registration_routes
 from services.runtime.registry_store import Registry, RegistryWatch
 
 MAX_REFRESH_BYTES = 10 * 1024 * 1024
@@ -66,26 +66,28 @@ def management_routes(cluster: Cluster, settings: CoordinatorSettings, health: H
     async def delete(request: Request) -> Response:
         if cluster.registrar is None:
             return encoded(request, starting())
-        return encoded(request, await cluster.registrar.unregister_instance(request.path_params["instance_id"]))
+        answer = await cluster.registrar.unregister_instance(request.path_params["instance_id"])
+        return encoded(request, counted("/instances", answer))
 
     async def refresh(request: Request) -> Response:
         try:
             body = await read_object(request, MAX_REFRESH_BYTES)
             event = parse_controller_event(body, settings)
         except BodyRefusedError as error:
-            return encoded(request, error.answer)
+            return encoded(request, counted("/instances/refresh", error.answer))
         except RegistrationError as error:
-            return encoded(request, Answer(400, refused(error.problems).body))
+            answer = counted("/instances/refresh", refused(error.problems))
+            return encoded(request, Answer(400, answer.body))
         if cluster.updates is None or not cluster.updates.accept(event):
-            return encoded(request, starting())
-        answer = {
+            return encoded(request, counted("/instances/refresh", starting()))
+        accepted = {
             "status": "success",
             "event": str(event.kind),
             "accepted": [name for name in event.named if name not in event.refused],
             "not_targets": event.not_targets,
             "refused": {name: [str(problem) for problem in problems] for name, problems in event.refused.items()},
         }
-        return encoded(request, Answer(200, answer))
+        return encoded(request, counted("/instances/refresh", Answer(200, accepted)))
 
     async def startup(request: Request) -> Response:
         ready = cluster.registrar is not None

@@ -27,6 +27,7 @@ from services.runtime.health import Health, health_routes
 from services.runtime.http_server import HttpServer
 from services.runtime.logging import get_logger
 from services.runtime.metrics import REGISTRY
+from services.runtime.problems import PROBLEM_HANDLERS
 from services.runtime.registry_store import Registry, RegistryWatch
 from services.runtime.taps import StateTap
 from services.runtime.tasks import end_tasks
@@ -135,7 +136,9 @@ def _http_app(health: Health, holder: list[Subscriptions]) -> Starlette:
         body = {"publishers": [publisher_status(subscription, now) for subscription in subscriptions]}
         return Response(orjson.dumps(body), media_type="application/json")
 
-    return Starlette(routes=[*health_routes(health), Route("/publishers", publishers)])
+    return Starlette(
+        routes=[*health_routes(health), Route("/publishers", publishers)], exception_handlers=PROBLEM_HANDLERS
+    )
 
 
 def _allow_many_files() -> None:

@@ -20,6 +20,7 @@ from services.runtime.config import Config
 from services.runtime.health import Health, health_routes
 from services.runtime.http_server import HttpServer
 from services.runtime.logging import get_logger
+from services.runtime.problems import PROBLEM_HANDLERS
 from services.runtime.registry_store import RegistryWatch
 from services.runtime.taps import StateTap
 
@@ -69,4 +70,4 @@ def make_app(config: Config, health: Health) -> Starlette:
         return HTMLResponse(page)
 
     routes = [Route("/asyncapi.json", asyncapi_json), Route("/asyncapi", asyncapi_html)]
-    return Starlette(routes=[*routes, *health_routes(health)])
+    return Starlette(routes=[*routes, *health_routes(health)], exception_handlers=PROBLEM_HANDLERS)

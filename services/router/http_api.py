@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -13,6 +12,7 @@ from starlette.routing import Route
 
 from schemas.events import encode
 from schemas.subjects import index_subject
+from services.router import metrics
 from services.router.consumer import IndexConsumer
 from services.router.encodings import MEDIA_TYPES, BodyRefusedError, decode_body, encode_body, encoding_of
 from services.router.http_query import ROUTES, QueryRoutes, Receive, Scope, Send, read_body
@@ -23,10 +23,12 @@ from services.router.settings import RouterSettings
 from services.router.spaces import Spaces
 from services.router.workers import workers_answer
 from services.runtime.health import Health, health_routes
+from services.runtime.problems import PROBLEM_HANDLERS
 from services.runtime.registrar import Registrar
 from services.runtime.registration_routes import registration_routes
 
 PUBLISH_SECONDS = 5.0
+POST_OUTCOMES = {200: "ok", 500: "partial", 503: "unavailable"}
 STARTING = "starting: NATS is not reached yet, try again"
 
 
@@ -57,7 +59,7 @@ class RouterApi:
             Route("/docs", _docs),
             *health_routes(health),
         ]
-        rest = Starlette(routes=self.routes, exception_handlers={HTTPException: _problem})
+        rest = Starlette(routes=self.routes, exception_handlers=PROBLEM_HANDLERS)
         self._rest = CORSMiddleware(rest, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
 
     def connect(self, backend: Backend) -> None:
@@ -85,6 +87,7 @@ class RouterApi:
             status, answer = await self._post_events(fields)
         except BodyRefusedError as error:
             status, answer = error.status, {"error": str(error)}
+        metrics.POSTS.labels(POST_OUTCOMES.get(status, "refused")).inc()
         return Response(encode_body(answer, encoding), status, media_type=MEDIA_TYPES[encoding])
 
     async def _post_events(self, fields: dict[str, object]) -> tuple[int, dict[str, object]]:
@@ -92,6 +95,8 @@ class RouterApi:
             raise BodyRefusedError(STARTING, 503)
         posted = read_posted_events(fields, self._spaces.registry.engines, self._spaces.publishers)
         await self._publish(posted, self._backend)
+        metrics.POSTED_EVENTS.labels("applied").inc(posted.applied)
+        metrics.POSTED_EVENTS.labels("refused").inc(posted.refused)
         if posted.errors:
             return 500, {"status": "partial", "events_applied": posted.applied, "errors": list(posted.errors)}
         return 200, {"status": "ok", "events_applied": posted.applied}
@@ -115,16 +120,6 @@ class RouterApi:
 async def _only_post(request: Request) -> Response:
     """Never reached: POST to a hot path is answered before; the route makes every other method a 405."""
     raise AssertionError(request.url.path)
-
-
-async def _problem(request: Request, error: Exception) -> Response:
-    """RFC 9457 problem details with a stable code, for paths and methods that do not exist."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    code = {404: "unknown_path", 405: "method_not_allowed"}.get(status, "http_error")
-    title = error.detail if isinstance(error, HTTPException) else "Internal Server Error"
-    body = {"type": "about:blank", "title": title, "status": status, "code": code, "detail": "see /docs"}
-    headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
 
 
 async def _health(request: Request) -> Response:

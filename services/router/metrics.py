@@ -8,6 +8,8 @@ QUERY_SECONDS = histogram(
 )
 QUERIED_BLOCKS = counter("kvroute_router_queried_blocks_total", "Whole blocks asked for")
 MATCHED_BLOCKS = counter("kvroute_router_matched_blocks_total", "Blocks of the best instance by tier", ["medium"])
+POSTS = counter("kvroute_router_posts_total", "POST /events by outcome", ["outcome"])
+POSTED_EVENTS = counter("kvroute_router_posted_events_total", "Events of POST /events by outcome", ["outcome"])
 EVENTS = counter("kvroute_router_events_total", "Index events by what became of them", ["outcome"])
 EVENT_BLOCKS = counter(
     "kvroute_router_event_blocks_total", "Blocks of index events by what became of them", ["outcome"]

@@ -36,11 +36,12 @@ _ALL_TIERS = (Tier.NPU, Tier.CPU, Tier.DISK)
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What a body asks for: every good event, by space and in order of dp_rank, and the errors of the others."""
+    """What a body asks for: every good event, by space and in order of dp_rank; errors of the refused (a limited list)."""
 
     batches: tuple[IndexBatch, ...]
     applied: int
     errors: tuple[str, ...]
+    refused: int = 0
 
 
 class _Instance:
@@ -105,7 +106,7 @@ def read_posted_events(
             for rank, made in sorted(ranks.items())
         ]
         batches.append(IndexBatch(WIRE_VERSION, model, tenant, groups))
-    return Posted(tuple(batches), applied, _error_texts(errors))
+    return Posted(tuple(batches), applied, _error_texts(errors), len(errors))
 
 
 def _generation(instance: _Instance, rank: int, publishers: Publishers) -> int:

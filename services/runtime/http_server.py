@@ -7,9 +7,11 @@ from typing import Any
 
 import uvicorn
 
+from services.runtime.http_protocol import protocol_with_deadline
 from services.runtime.logging import get_logger
 
 BACKLOG = 2048
+RECEIVE_SECONDS = 60.0
 
 log = get_logger("http")
 
@@ -67,13 +69,16 @@ class SwitchableApp:
 
 
 class HttpServer:
-    """One ASGI application on one port (0: any free one)."""
+    """One ASGI application on one port (0: any free one). receive_timeout: seconds a request may take to arrive."""
 
-    def __init__(self, app: Any, host: str, port: int, reuse_port: bool = False) -> None:
+    def __init__(
+        self, app: Any, host: str, port: int, reuse_port: bool = False, receive_timeout: float = RECEIVE_SECONDS
+    ) -> None:
         self._app = app
         self._host = host
         self._port = port
         self._reuse_port = reuse_port
+        self._receive_timeout = receive_timeout
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
         self._cutting_off = False
@@ -93,7 +98,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             interface="asgi3",
-            http="httptools",
+            http=protocol_with_deadline(self._receive_timeout),
             ws="none",
             server_header=False,
             timeout_keep_alive=75,

@@ -9,10 +9,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.runtime.metrics import counter
 from services.runtime.registrar import Registrar
 from services.runtime.registration_answers import Answer, starting
 
 MAX_BODY_BYTES = 1024 * 1024
+OUTCOMES = {400: "unreadable", 404: "unknown", 409: "conflict", 413: "too_large", 422: "refused", 503: "unavailable"}
+
+REQUESTS = counter("kvroute_registration_requests_total", "Calls of the registration API", ("route", "outcome"))
+
 MSGPACK_TYPES = frozenset(("application/msgpack", "application/x-msgpack"))
 
 
@@ -39,19 +44,22 @@ def registration_routes(registrar: Registrar | Callable[[], Registrar | None]) -
         return await found.unregister(body) if found is not None else starting()
 
     return [
-        Route("/register", _endpoint(register), methods=["POST"]),
-        Route("/unregister", _endpoint(unregister), methods=["POST"]),
+        Route("/register", _endpoint("/register", register), methods=["POST"]),
+        Route("/unregister", _endpoint("/unregister", unregister), methods=["POST"]),
     ]
 
 
 async def read_object(request: Request, limit: int = MAX_BODY_BYTES) -> Any:
     """The decoded body. Raises BodyRefusedError: 413 above `limit` bytes, 400 for what is neither JSON nor msgpack."""
     chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise BodyRefusedError(413, f"the body is larger than {limit} bytes", "body_too_large")
-        chunks.append(chunk)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise BodyRefusedError(413, f"the body is larger than {limit} bytes", "body_too_large")
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise BodyRefusedError(400, "the client went away before its body was complete", "incomplete_body") from None
     body = b"".join(chunks)
     try:
         return msgpack.unpackb(body) if speaks_msgpack(request) else orjson.loads(body)
@@ -65,6 +73,12 @@ def speaks_msgpack(request: Request) -> bool:
     return request.headers.get("content-type", "").split(";")[0].strip().lower() in MSGPACK_TYPES
 
 
+def counted(route: str, answer: Answer) -> Answer:
+    """The same answer, counted by what it amounts to. route: as in the routing table, never a caller's text."""
+    REQUESTS.labels(route, OUTCOMES.get(answer.status, "done")).inc()
+    return answer
+
+
 def encoded(request: Request, answer: Answer) -> Response:
     """An answer in the request's encoding."""
     if speaks_msgpack(request):
@@ -72,14 +86,12 @@ def encoded(request: Request, answer: Answer) -> Response:
     return Response(orjson.dumps(answer.body), answer.status, media_type="application/json")
 
 
-def _endpoint(action: Callable[[object], Awaitable[Answer]]) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(route: str, action: Callable[[object], Awaitable[Answer]]) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         try:
             answer = await action(await read_object(request))
         except BodyRefusedError as error:
             answer = error.answer
-        except ClientDisconnect:
-            answer = Answer(400, {"error": "the client went away"})
-        return encoded(request, answer)
+        return encoded(request, counted(route, answer))
 
     return handle

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 import httpx
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -20,6 +21,8 @@ from services.runtime.registry_store import Registry
 
 MAX_CONNECTIONS = 10_000
 MAX_IDLE_CONNECTIONS = 1_000
+# Below the 5 s after which vLLM closes an idle connection: one that is about to be closed must not be used again.
+IDLE_SECONDS = 2.0
 
 
 def engine_client(settings: FrontDoorSettings) -> httpx.AsyncClient:
@@ -29,7 +32,11 @@ def engine_client(settings: FrontDoorSettings) -> httpx.AsyncClient:
         follow_redirects=False,
         headers={"Accept-Encoding": "identity"},  # unless the caller asks for more: its answer is passed on as it is
         timeout=httpx.Timeout(settings.first_byte_timeout, connect=settings.connect_timeout, pool=None),
-        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
+        limits=httpx.Limits(
+            max_connections=MAX_CONNECTIONS,
+            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
+            keepalive_expiry=IDLE_SECONDS,
+        ),
     )
 
 
@@ -65,3 +72,16 @@ def front_door_routes(
         Route("/v1/models", models),
         Route("/health", healthy),
     ]
+
+
+async def _openai_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods in the shape that OpenAI clients read."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    kind = "InternalServerError" if status == 500 else "NotFoundError"
+    message = f"{request.method} {request.url.path[:200]} is not served; see /v1/models and /v1/chat/completions"
+    if status == 500:
+        message = "internal error, see the coordinator's log"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status)
+
+
+OPENAI_HANDLERS = {HTTPException: _openai_error, Exception: _openai_error}
