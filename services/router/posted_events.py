@@ -36,7 +36,7 @@ _ALL_TIERS = (Tier.NPU, Tier.CPU, Tier.DISK)
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What a body asks for: every good event, by space and in order of dp_rank; errors of the refused (a limited list)."""
+    """What a body asks for: the good events by space and in order of dp_rank, and some errors of the others."""
 
     batches: tuple[IndexBatch, ...]
     applied: int
