@@ -58,6 +58,14 @@ async def client(stack: EmbeddedStack) -> Any:
         yield Client(http)
 
 
+def coverage(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without the words about streams, which have a time of their own."""
+    return {
+        tenant: {instance: entry | {"streams": ...} for instance, entry in instances.items()}
+        for tenant, instances in answer.items()
+    }
+
+
 def name(kind: str = "vllm-prefill") -> str:
     return unique(kind)
 
@@ -135,10 +143,10 @@ async def test_msgpack_questions_get_the_same_answer_in_msgpack(client: Client, 
     packed = msgpack.packb(body)
     answer = await client.http.post("/query", content=packed, headers={"content-type": content_type})
     assert answer.headers["content-type"] == "application/msgpack"
-    assert msgpack.unpackb(answer.content) == (await client.query()).json()
+    assert coverage(msgpack.unpackb(answer.content)) == coverage((await client.query()).json())
     raw_tokens = msgpack.packb(body | {"token_ids": struct.pack("<8I", *TOKENS)})
     answer = await client.http.post("/query", content=raw_tokens, headers={"content-type": content_type})
-    assert msgpack.unpackb(answer.content) == (await client.query()).json()
+    assert coverage(msgpack.unpackb(answer.content)) == coverage((await client.query()).json())
     answer = await client.http.post("/query", content=b"\xc1", headers={"content-type": content_type})
     assert answer.status_code == 400
     assert "error" in msgpack.unpackb(answer.content)
@@ -151,7 +159,7 @@ async def test_raw_tokens_with_the_rest_in_the_query_string(client: Client) -> N
     headers = {"content-type": "application/octet-stream"}
     url = f"/query?model={client.model}&block_size={BLOCK}"
     answer = await client.http.post(url, content=struct.pack("<8I", *TOKENS), headers=headers)
-    assert answer.json() == (await client.query()).json()
+    assert coverage(answer.json()) == coverage((await client.query()).json())
     answer = await client.http.post(url, content=b"12345", headers=headers)
     assert answer.status_code == 400
     assert "little-endian u32" in answer.json()["error"]

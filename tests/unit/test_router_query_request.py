@@ -13,6 +13,7 @@ from services.router.answers import mooncake_answer, query_answer
 from services.router.encodings import BodyRefusedError, decode_body, encode_body, encoding_of, is_raw
 from services.router.index.port import Coverage
 from services.router.query_request import Query, Route, fields_of_query_string, read_query
+from services.router.standing import Standings
 
 BLOCK = 4
 TOKENS = list(range(1, 13))
@@ -213,8 +214,14 @@ ZEROS = {
 }
 
 
+def streams_of(answer: dict[str, Any]) -> dict[str, list[str]]:
+    """The ranks that have a word about their streams, taken out of an answer."""
+    return {name: list(instance.pop("streams")) for name, instance in answer["t"].items()}
+
+
 def test_every_registered_instance_is_listed_zeros_included() -> None:
-    answer = query_answer("t", ENGINES, COVERAGES, 4)
+    answer = query_answer("t", ENGINES, COVERAGES, 4, Standings(15.0))
+    assert streams_of(answer) == {"a": ["0", "1"], "b": ["0"]}
     assert answer == {
         "t": {
             "a": {
@@ -236,11 +243,13 @@ def test_every_registered_instance_is_listed_zeros_included() -> None:
             "b": {"longest_matched": 0, "DP": {"0": ZEROS}},
         }
     }
-    assert query_answer("t", [], [], 4) == {"t": {}}
+    assert query_answer("t", [], [], 4, Standings(15.0)) == {"t": {}}
 
 
 def test_the_mooncake_shape_has_tokens_per_tier_and_rank() -> None:
-    assert mooncake_answer("t", ENGINES, COVERAGES, 4) == {
+    answer = mooncake_answer("t", ENGINES, COVERAGES, 4, Standings(15.0))
+    assert streams_of(answer) == {"a": ["0", "1"], "b": ["0"]}
+    assert answer == {
         "t": {
             "a": {"longest_matched": 40, "GPU": 8, "CPU": 16, "DISK": 16, "DP": {"0": 4, "1": 40}},
             "b": {"longest_matched": 0, "GPU": 0, "CPU": 0, "DISK": 0, "DP": {"0": 0}},
