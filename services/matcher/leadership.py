@@ -193,6 +193,10 @@ class Replica:
         try:
             fresh = await self._in_sequence(messages)
             if not fresh:
+                if not self._lost.is_set():
+                    # All done before, but the acknowledgement was lost; without one they would come again for ever.
+                    with contextlib.suppress(NatsError, OSError):
+                        await messages[-1].ack()
                 return
             await matcher.process([await self._read(sequence, message) for sequence, message in fresh])
             self._position = fresh[-1][0]

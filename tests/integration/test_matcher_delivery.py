@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -16,7 +17,7 @@ from pydantic import SecretStr
 
 from schemas.blocks import Tier, pack_hashes
 from schemas.events import WIRE_VERSION, EventBatch, IndexCleared, Stored, decode_index_batch, encode
-from schemas.subjects import DEAD_STREAM, EVENTS_ALL, EVENTS_STREAM, INDEX_STREAM, events_subject
+from schemas.subjects import DEAD_STREAM, EVENTS_ALL, EVENTS_STREAM, INDEX_STREAM, MATCHER_CONSUMER, events_subject
 from services.matcher.app import start
 from services.matcher.settings import MatcherSettings
 from services.matcher.standing_pull import StandingPull
@@ -30,6 +31,7 @@ from tests.conftest import ServerProcess
 
 SUBJECT = events_subject("engine", "m", "a", 0)
 POLL_SECONDS = 0.02
+ACKNOWLEDGEMENT = re.compile(rb"PUB \$JS\.ACK\.[^\r]*\r\n[^\r]*\r\n")
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 20.0) -> None:
@@ -48,13 +50,15 @@ def body(number: int, event: Stored | None = None) -> bytes:
 
 
 class Proxy:
-    """Stands between a client and a server; can swallow what the server sends, and break every connection."""
+    """Stands between a client and a server; can swallow what the server sends, lose acknowledgements, and break every
+    connection."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._writers: list[asyncio.StreamWriter] = []
         self._server: asyncio.Server | None = None
         self.swallows = False
+        self.loses_acknowledgements = False
         self.port = 0
 
     async def __aenter__(self) -> "Proxy":
@@ -75,6 +79,8 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, from_server: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65_536):
+                if self.loses_acknowledgements and not from_server:
+                    data = ACKNOWLEDGEMENT.sub(b"", data)
                 if not (from_server and self.swallows):
                     writer.write(data)
                     await writer.drain()
@@ -161,6 +167,27 @@ async def test_messages_that_went_down_with_a_connection_are_delivered_again_in_
             await js.publish(SUBJECT, body(number))
         await until_indexed(js, *range(1, 60), seconds=40)
         assert list(dict.fromkeys(await indexed(js))) == list(range(1, 60))
+
+
+async def test_na_09_messages_whose_acknowledgement_was_lost_are_skipped_and_acknowledged_when_they_come_again(
+    nats_server: ServerProcess, redis_server: ServerProcess, js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.matcher.subscription.ACK_WAIT_SECONDS", 1.0)
+    async with Proxy(nats_server.port) as proxy, matcher(proxy.port, redis_server):
+        proxy.loses_acknowledgements = True
+        for number in range(1, 6):
+            await js.publish(SUBJECT, body(number))
+        await until_indexed(js, *range(1, 6))
+        last = (await js.stream_info(EVENTS_STREAM)).state.last_seq
+        assert (await js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)).num_ack_pending > 0
+        proxy.loses_acknowledgements = False
+
+        async def acknowledged() -> bool:
+            info = await js.consumer_info(EVENTS_STREAM, MATCHER_CONSUMER)
+            return info.num_ack_pending == 0 and info.ack_floor is not None and info.ack_floor.stream_seq == last
+
+        await until(acknowledged, "acknowledgement")
+        assert await indexed(js) == list(range(1, 6))
 
 
 async def test_na_10_a_deleted_stream_is_made_anew_and_followed_again_at_little_cost(

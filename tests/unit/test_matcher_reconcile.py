@@ -444,7 +444,7 @@ async def test_ex_01_a_hash_stored_twice_needs_two_removals_and_a_clear_resets_t
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_redelivery_of_any_message_changes_nothing(seed: int) -> None:
+async def test_na_07_redelivery_of_any_message_changes_nothing(seed: int) -> None:
     import random
 
     chance = random.Random(seed)
