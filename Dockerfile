@@ -11,6 +11,7 @@ COPY requirements.lock pyproject.toml setup.py README.md LICENSE ./
 COPY schemas schemas
 COPY services services
 COPY kvroute kvroute
+ENV KVROUTE_NATIVE=required
 RUN /opt/kvroute/bin/pip install --no-cache-dir -c requirements.lock .
 
 FROM ${PYTHON_IMAGE}

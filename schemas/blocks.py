@@ -18,6 +18,8 @@ from enum import StrEnum
 
 import xxhash
 
+from schemas.native import HASHING_IS_COMPILED, hashing
+
 HASH_SEED = 1337
 U64_MASK = (1 << 64) - 1
 PLAIN_ROOT = 0
@@ -103,6 +105,13 @@ def content_hashes(tokens: bytes | memoryview, block_size: int) -> array[int]:
 
     Raises ValueError when block_size is below 1.
     """
+    if HASHING_IS_COMPILED:
+        return unpack_hashes(hashing.content_hashes(tokens, block_size))
+    return plain_content_hashes(tokens, block_size)
+
+
+def plain_content_hashes(tokens: bytes | memoryview, block_size: int) -> array[int]:
+    """The same in Python: where nothing was compiled, and to test what was."""
     if block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     width = 4 * block_size
@@ -131,10 +140,17 @@ def first_key(root: int, content_hash: int) -> int:
     return content_hash if root == PLAIN_ROOT else chain(root, content_hash)
 
 
-def prefix_keys(hashes: Iterable[int], root: int = PLAIN_ROOT, parent_key: int | None = None) -> array[int]:
-    """Rolling prefix keys of consecutive blocks, after ``parent_key`` when given, else from ``root``."""
+def prefix_keys(hashes: Iterable[int], root: int = PLAIN_ROOT) -> array[int]:
+    """Rolling prefix keys of consecutive blocks from ``root`` on."""
+    if HASHING_IS_COMPILED:
+        return unpack_hashes(hashing.prefix_keys(hashes if isinstance(hashes, array) else array("Q", hashes), root))
+    return plain_prefix_keys(hashes, root)
+
+
+def plain_prefix_keys(hashes: Iterable[int], root: int = PLAIN_ROOT) -> array[int]:
+    """The same in Python."""
     keys = array("Q")
-    previous = parent_key
+    previous = None
     for content_hash in hashes:
         previous = first_key(root, content_hash) if previous is None else chain(previous, content_hash)
         keys.append(previous)
@@ -146,7 +162,7 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
     return array("Q", hashes).tobytes()
 
 
-def unpack_hashes(packed: bytes) -> array[int]:
+def unpack_hashes(packed: bytes | bytearray | memoryview | array[int]) -> array[int]:
     """The reverse of pack_hashes. Raises ValueError when the length is not a multiple of 8."""
     if len(packed) % 8:
         raise ValueError(f"packed hashes must be a multiple of 8 bytes long, got {len(packed)}")

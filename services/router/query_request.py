@@ -27,6 +27,8 @@ from schemas.registry import DEFAULT_TENANT, MAX_BLOCK_SIZE, MAX_NAME, Registrat
 from schemas.wire.extra_keys import canonical_key
 from schemas.wire.refusal import RefusedError
 from services.router.encodings import BodyRefusedError
+from services.router.index.port import Coverage
+from services.router.space import Space
 
 Route = Literal["query", "query_by_hash"]
 BlockExtra = Mapping[int, tuple[str, ...]]
@@ -53,6 +55,19 @@ class Query:
     block_extra: BlockExtra | None = None
     instance_id: str | None = None
     dialect: RegistrationDialect | None = None
+
+    @property
+    def blocks(self) -> int:
+        """Whole blocks asked for."""
+        return len(self.tokens) // (4 * self.block_size) if self.hashes is None else len(self.hashes)
+
+    def match(self, space: Space) -> list[Coverage]:
+        """What each engine of a space has of this, in the space's order; hashed no further than it needs to be."""
+        if self.block_extra or self.rolling:
+            return space.match(self.keys())
+        if self.hashes is not None:
+            return space.match_contents(self.hashes, self.root)
+        return space.match_tokens(self.tokens, self.block_size, self.root)
 
     def keys(self) -> bytes:
         """Packed prefix keys of the whole blocks asked for."""

@@ -13,7 +13,7 @@ import msgspec
 from schemas.blocks import Tier
 from schemas.events import Holder, IndexCleared, IndexEvent, IndexRemoved, IndexStored, Location, Worker
 from schemas.registry import EngineRecord
-from services.router.index.port import CPU, DISK, NPU, TIERS, Candidate, Coverage, PrefixIndex
+from services.router.index.port import CPU, DISK, NPU, TIERS, Buffer, Candidate, Coverage, PrefixIndex
 from services.router.standing import Standings
 
 TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
@@ -128,7 +128,19 @@ class Space:
 
     def match(self, keys: bytes) -> list[Coverage]:
         """Coverage of a query given as packed prefix keys, one entry per engine, in order; the dead have nothing."""
-        found = self.index.match(keys, self.candidates, self.pool_holders)
+        return self._without_the_dead(self.index.match(keys, self.candidates, self.pool_holders))
+
+    def match_tokens(self, tokens: Buffer, block_size: int, root: int) -> list[Coverage]:
+        """The same for little-endian u32 tokens."""
+        found = self.index.match_tokens(tokens, block_size, root, self.candidates, self.pool_holders)
+        return self._without_the_dead(found)
+
+    def match_contents(self, content_hashes: Buffer, root: int) -> list[Coverage]:
+        """The same for packed content hashes."""
+        found = self.index.match_contents(content_hashes, root, self.candidates, self.pool_holders)
+        return self._without_the_dead(found)
+
+    def _without_the_dead(self, found: list[Coverage]) -> list[Coverage]:
         for place in self._dead:
             found[place] = NOTHING
         return found

@@ -63,7 +63,6 @@ def test_t24_only_whole_blocks_are_hashed() -> None:
 def test_prefix_keys_roll_from_the_content_hash_or_from_the_root() -> None:
     assert list(prefix_keys([7, 8])) == [7, chain(7, 8)]
     assert list(prefix_keys([7, 8], root=5)) == [chain(5, 7), chain(chain(5, 7), 8)]
-    assert list(prefix_keys([8], parent_key=7)) == [chain(7, 8)]
     assert first_key(PLAIN_ROOT, 7) == 7
 
 

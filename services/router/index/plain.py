@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from schemas.blocks import PLAIN_ROOT, chain, first_key, unpack_hashes
+from schemas.blocks import PLAIN_ROOT, chain, content_hashes, first_key, prefix_keys, unpack_hashes
 from services.router.index.coverage import coverages
 from services.router.index.holder_sets import HolderSets
 from services.router.index.plain_audit import violations
-from services.router.index.port import TIERS, Candidate, Coverage, IndexStats, StoreResult
+from services.router.index.plain_snapshot import read_snapshot, write_snapshot
+from services.router.index.port import TIERS, Buffer, Candidate, Coverage, IndexStats, StoreResult
 from services.router.index.shelves import Names, Shelf
 from services.router.index.waiting_room import Undone, WaitingChain, WaitingRoom
 
@@ -23,6 +24,7 @@ DEFAULT_MAX_WAITING_BLOCKS = 262_144
 DEFAULT_MAX_BLOCKS = 20_000_000
 BYTES_PER_BLOCK = 60
 BYTES_PER_CLAIM = 170
+MAX_NUMBER = 1 << 31
 
 
 class PlainIndex:
@@ -55,6 +57,7 @@ class PlainIndex:
         counted: bool,
     ) -> StoreResult:
         """Apply a chain of blocks (port semantics). Raises ValueError when the two hash lists differ in length."""
+        _check((holder, domain, parent_domain), (tier,))
         names = unpack_hashes(engine_hashes)
         contents = unpack_hashes(content_hashes)
         if not contents:
@@ -73,6 +76,7 @@ class PlainIndex:
 
     def removed(self, holder: int, tier: int, domain: int, engine_hashes: bytes) -> int:
         """Take blocks from one tier of a holder; the number of blocks that it no longer has there."""
+        _check((holder, domain), (tier,))
         left = 0
         shelf = self._shelf(holder, tier, domain)
         for name in unpack_hashes(engine_hashes):
@@ -88,6 +92,7 @@ class PlainIndex:
 
     def cleared(self, holder: int, tiers: Sequence[int]) -> int:
         """Take everything from these tiers of a holder; blocks that left."""
+        _check((holder,), tiers)
         self._room.clear(holder, tiers)
         left = 0
         for tier in tiers:
@@ -98,6 +103,7 @@ class PlainIndex:
 
     def clear_some(self, holder: int, tiers: Sequence[int], limit: int) -> bool:
         """The same in slices of at most `limit` claims; whether there is more to do."""
+        _check((holder,), tiers)
         self._room.clear(holder, tiers)
         for tier in tiers:
             shelf = self._shelves.get((holder, tier))
@@ -109,9 +115,35 @@ class PlainIndex:
                 self._discard_if_empty(shelf)
         return any((holder, tier) in self._shelves for tier in tiers)
 
-    def match(self, keys: bytes, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
+    def match(self, keys: Buffer, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
         """Coverage of a query, one entry per candidate, in order."""
         return coverages(unpack_hashes(keys), self._holders, candidates, pool_holders)
+
+    def match_tokens(
+        self,
+        tokens: Buffer,
+        block_size: int,
+        root: int,
+        candidates: Sequence[Candidate],
+        pool_holders: frozenset[int],
+    ) -> list[Coverage]:
+        """The same for little-endian u32 tokens."""
+        view = memoryview(tokens).cast("B")
+        if len(view) % 4:
+            raise ValueError(f"tokens must be a multiple of 4 bytes long, got {len(view)}")
+        keys = prefix_keys(content_hashes(view, block_size), root)
+        return coverages(keys, self._holders, candidates, pool_holders)
+
+    def match_contents(
+        self, content_hashes: Buffer, root: int, candidates: Sequence[Candidate], pool_holders: frozenset[int]
+    ) -> list[Coverage]:
+        """The same for packed content hashes."""
+        keys = prefix_keys(unpack_hashes(content_hashes), root)
+        return coverages(keys, self._holders, candidates, pool_holders)
+
+    def shrink(self, size: int, limit: int) -> bool:
+        """Cannot: the plain index does not know what follows a block."""
+        return False
 
     def holder_blocks(self, holder: int) -> tuple[int, int, int]:
         """Blocks a holder has per tier (npu, cpu, disk)."""
@@ -141,6 +173,33 @@ class PlainIndex:
     def audit(self) -> list[str]:
         """Recompute every invariant; a sentence per violation, empty when sound."""
         return violations(self._shelves, self._names, self._holders, self._sets, self._blocks) + self._room.audit()
+
+    def snapshot(self) -> bytes:
+        """Everything the index holds (see services.router.index.snapshots)."""
+        return write_snapshot(self._shelves, self._names, self._room, self._counters())
+
+    def restore(self, snapshot: bytes) -> None:
+        """Fill an empty index. Raises ValueError, and stays empty, for a foreign, newer or damaged snapshot."""
+        if self._shelves or self._room.blocks:
+            raise ValueError("the index is not empty")
+        content = read_snapshot(snapshot)
+        for claim in content.claims:
+            shelf = self._shelf(claim.holder, claim.tier, claim.domain)
+            self._claim(shelf, claim.name, claim.key, False, _Tally())
+            if claim.stores > 1 and claim.name in shelf.claims:
+                shelf.repeats[claim.name] = claim.stores - 1
+        for domain, name, key in content.meanings:
+            names = self._names.get(domain)
+            if names is not None and name in names.keys:
+                names.keys[name] = key
+        for blocks, gone in content.chains:
+            self._room.add(blocks)
+            for name in gone:
+                self._room.remove_from_last(name)
+        self._evicted, self._unknown_names, self._unknown_removals, self._renamed = content.counters
+
+    def _counters(self) -> tuple[int, int, int, int]:
+        return self._evicted, self._unknown_names, self._unknown_removals, self._renamed
 
     def _resolve(self, domain: int, parent_domain: int, name: int) -> int | None:
         names = self._names.get(domain)
@@ -257,3 +316,10 @@ class _Tally:
     repeated: int = 0
     refused: int = 0
     ready: deque[tuple[WaitingChain, int]] = field(default_factory=deque)
+
+
+def _check(numbers: Sequence[int], tiers: Sequence[int]) -> None:
+    if not all(0 <= number < MAX_NUMBER for number in numbers):
+        raise ValueError(f"holders and domains must be from 0 to {MAX_NUMBER - 1}, got {numbers}")
+    if not all(tier in TIERS for tier in tiers):
+        raise ValueError(f"tiers must be from {TIERS[0]} to {TIERS[-1]}, got {tiers}")

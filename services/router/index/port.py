@@ -35,9 +35,12 @@ tests/index_reference.py says the same slowly and literally):
 * A query sees each call entirely or not at all.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview | array[int]"
 
 NPU, CPU, DISK = 0, 1, 2
 TIERS = (NPU, CPU, DISK)
@@ -66,8 +69,7 @@ class Coverage(NamedTuple):
     disk_remote: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoreResult:
+class StoreResult(NamedTuple):
     """What became of a store, in blocks.
 
     attached: newly held, by this chain or by chains that had waited for it; repeated: held already; waiting: parked for
@@ -86,7 +88,9 @@ class StoreResult:
 class IndexStats:
     """Sizes: blocks (distinct prefix keys), memberships (holder, tier, key), names, waiting (parked blocks), bytes (a
     memory estimate). Since the beginning: evicted (blocks dropped by a limit), unknown_names (blocks without content
-    and without a known name), unknown_removals, renamed (claims that moved to another key)."""
+    and without a known name), unknown_removals, renamed (claims that moved to another key). forgotten: claims that
+    `shrink` took and whose holders have not taken them back since, so memberships / (memberships + forgotten) is the
+    share of what holders have that the index knows."""
 
     blocks: int
     memberships: int
@@ -97,6 +101,7 @@ class IndexStats:
     unknown_names: int = 0
     unknown_removals: int = 0
     renamed: int = 0
+    forgotten: int = 0
 
 
 class PrefixIndex(Protocol):
@@ -137,10 +142,34 @@ class PrefixIndex(Protocol):
         """The same in slices: parked chains and at most `limit` claims. Whether there is more to do."""
         ...
 
-    def match(self, keys: bytes, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
+    def match(self, keys: Buffer, candidates: Sequence[Candidate], pool_holders: frozenset[int]) -> list[Coverage]:
         """Coverage of a query given as packed prefix keys, one entry per candidate, in order.
 
         pool_holders: every pool location whose blocks are reachable from all candidates (unregistered nodes' too).
+        """
+        ...
+
+    def match_tokens(
+        self,
+        tokens: Buffer,
+        block_size: int,
+        root: int,
+        candidates: Sequence[Candidate],
+        pool_holders: frozenset[int],
+    ) -> list[Coverage]:
+        """The same for little-endian u32 tokens, of which whole blocks count. Raises ValueError for no such buffer."""
+        ...
+
+    def match_contents(
+        self, content_hashes: Buffer, root: int, candidates: Sequence[Candidate], pool_holders: frozenset[int]
+    ) -> list[Coverage]:
+        """The same for packed content hashes."""
+        ...
+
+    def shrink(self, size: int, limit: int) -> bool:
+        """Forget the oldest blocks that nothing follows, about `limit` claims, until the index uses `size` bytes.
+
+        Whether there is more to do; False also where the implementation cannot, and then stats().bytes tells.
         """
         ...
 
@@ -158,4 +187,12 @@ class PrefixIndex(Protocol):
 
     def audit(self) -> list[str]:
         """Recompute every invariant; a sentence per violation, empty when sound."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """Everything the index holds, in the form of services.router.index.snapshots. Queries go on meanwhile."""
+        ...
+
+    def restore(self, snapshot: bytes) -> None:
+        """Fill an empty index. Raises ValueError, and stays empty, for a foreign, newer or damaged snapshot."""
         ...

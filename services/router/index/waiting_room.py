@@ -152,6 +152,16 @@ class WaitingRoom:
         self._lose(oldest, engine_hash)
         return Undone.ONE_COUNTED
 
+    def remove_from_last(self, engine_hash: int) -> None:
+        """Take a block of the youngest chain for removed, as in a snapshot."""
+        number = next(reversed(self._chains), None)
+        if number is not None:
+            self._lose(number, engine_hash)
+
+    def chains(self) -> list[WaitingChain]:
+        """All of them in order of arrival."""
+        return list(self._chains.values())
+
     def clear(self, holder: int, tiers: Iterable[int]) -> None:
         """Forget every waiting chain of a holder in these tiers."""
         for tier in tiers:
