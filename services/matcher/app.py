@@ -10,11 +10,11 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from services.matcher.asyncapi import document
-from services.matcher.leadership import Replica
+from services.matcher.leadership import FINISH_SECONDS, Replica
 from services.matcher.redis_client import make_client
 from services.matcher.redis_store import RedisStore
 from services.matcher.reporting import Reporter
-from services.matcher.subscription import make_broker
+from services.matcher.subscription import make_broker, stop_broker
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health, health_routes
@@ -43,14 +43,16 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         await ensure_streams(js, config.nats)
         broker = make_broker(config.nats, "kvroute-matcher-consumer")
         await broker.start()
-        stack.push_async_callback(broker.stop)
+        stack.push_async_callback(stop_broker, broker)
         client = make_client(config.redis)
         stack.push_async_callback(client.aclose)
         tap = StateTap(nc, "matcher", config.runtime.taps_per_second)
         stack.push_async_callback(tap.stop)
         store = RedisStore(client, settings)
         make_streams = partial(ensure_streams, js, config.nats)
-        replica = Replica(nc, js, broker, client, store, Reporter(tap), health, settings, make_streams)
+        finish_seconds = min(FINISH_SECONDS, config.runtime.shutdown_grace / 3)
+        reporter = Reporter(tap)
+        replica = Replica(nc, js, broker, client, store, reporter, health, settings, make_streams, finish_seconds)
         watch = RegistryWatch(js, replica.registry_changed)
         await watch.start()
         stack.push_async_callback(watch.stop)

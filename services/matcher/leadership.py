@@ -41,7 +41,7 @@ from services.runtime.tasks import end_tasks
 DEAD_SUBJECT = "kv.dead.matcher"
 EXPIRE_LIMIT = 1000
 FINISH_SECONDS = 5.0
-STOP_SECONDS = 7.0
+STOP_SHARE = 1.4
 STALLED_SECONDS = 5.0
 RETRY_SECONDS = 0.5
 
@@ -62,6 +62,7 @@ class Replica:
         health: Health,
         settings: MatcherSettings,
         make_streams: Callable[[], Awaitable[None]],
+        finish_seconds: float = FINISH_SECONDS,
     ) -> None:
         self._nc = nc
         self._js = js
@@ -71,6 +72,7 @@ class Replica:
         self._health = health
         self._settings = settings
         self._make_streams = make_streams
+        self._finish_seconds = finish_seconds
         self._lease = Lease(redis_client, settings.key_prefix, settings.lease_ttl)
         self._warnings = RateLimited()
         self._gone: asyncio.Queue[list[RetiredRecord]] = asyncio.Queue()
@@ -97,7 +99,7 @@ class Replica:
         """Finish the batch at work, give up the lease and end."""
         self._stopping.set()
         if self._running is not None:
-            await asyncio.wait({self._running}, timeout=STOP_SECONDS)
+            await asyncio.wait({self._running}, timeout=self._finish_seconds * STOP_SHARE)
             await end_tasks([self._running])
 
     async def _run(self) -> None:
@@ -170,7 +172,7 @@ class Replica:
         finally:
             results = await end_tasks(watchers)
             if self._busy is not None:
-                await asyncio.wait({self._busy}, timeout=FINISH_SECONDS)
+                await asyncio.wait({self._busy}, timeout=self._finish_seconds)
             with contextlib.suppress(NatsError, TimeoutError, OSError):
                 await subscriber.stop()
             if self._busy is not None:
