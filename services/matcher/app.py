@@ -15,11 +15,13 @@ from services.matcher.redis_client import make_client
 from services.matcher.redis_store import RedisStore
 from services.matcher.reporting import Reporter
 from services.matcher.subscription import make_broker, stop_broker
+from services.runtime.accounts import AccountMetrics
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health, health_routes
 from services.runtime.http_server import HttpServer
 from services.runtime.logging import get_logger
+from services.runtime.metrics import REGISTRY
 from services.runtime.problems import PROBLEM_HANDLERS
 from services.runtime.registry_store import RegistryWatch
 from services.runtime.taps import StateTap
@@ -56,7 +58,10 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         watch = RegistryWatch(js, replica.registry_changed)
         await watch.start()
         stack.push_async_callback(watch.stop)
-        replica.start()
+        account_metrics = AccountMetrics("matcher", replica.accounts)
+        REGISTRY.register(account_metrics)
+        stack.callback(REGISTRY.unregister, account_metrics)
+        replica.start(watch)
         stack.push_async_callback(replica.stop)
         yield
 

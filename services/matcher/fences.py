@@ -15,6 +15,7 @@ class Fences:
 
     def __init__(self) -> None:
         self._lowest: dict[PublisherKey, int] = {}
+        self._live: frozenset[PublisherKey] = frozenset()
         self._spaces: frozenset[tuple[str, str]] = frozenset()
         self._registry = Registry()
 
@@ -24,6 +25,7 @@ class Fences:
         self._registry = registry
         live: tuple[EngineRecord | PoolRecord, ...] = (*registry.engines.values(), *registry.pools.values())
         self._lowest = {(record.kind, record.instance_id, record.dp_rank): record.generation for record in live}
+        self._live = frozenset(self._lowest)
         for record in registry.retired:
             self._lowest[record.retired_kind, record.instance_id, record.dp_rank] = record.generation + 1
         self._spaces = frozenset((record.model, record.tenant) for record in live)
@@ -41,7 +43,15 @@ class Fences:
 
     def lowest(self, batch: EventBatch) -> int:
         """The lowest generation that the registry admits of a message's publisher, 0 for one it does not know."""
-        return self._lowest.get((batch.source, batch.instance_id, batch.dp_rank), 0)
+        return self._lowest.get(_key_of(batch), 0)
+
+    def knows(self, batch: EventBatch) -> bool:
+        """Whether the registry has a message's publisher, or its tombstone."""
+        return _key_of(batch) in self._lowest
+
+    def has(self, key: PublisherKey) -> bool:
+        """Whether a publisher is registered now."""
+        return key in self._live
 
     def is_registered(self, batch: EventBatch) -> bool:
         """Whether a publisher comes from a registration, so that its name may become a metric label."""
@@ -51,6 +61,10 @@ class Fences:
     def is_configured(self, space: tuple[str, str]) -> bool:
         """Whether a space comes from a registration, so that its names may become metric labels."""
         return space in self._spaces
+
+
+def _key_of(batch: EventBatch) -> PublisherKey:
+    return batch.source, batch.instance_id, batch.dp_rank
 
 
 def _tombstone_key(record: RetiredRecord) -> tuple[str, str, int, int]:

@@ -16,11 +16,12 @@ from redis.exceptions import RedisError
 
 from schemas.events import BodyError, EventBatch, decode_event_batch
 from schemas.registry import RetiredRecord
-from schemas.subjects import EVENTS_STREAM, MATCHER_CONSUMER
+from schemas.subjects import EVENTS_STREAM, MATCHER_CONSUMER, unescape
 from services.matcher import metrics
 from services.matcher.fences import Fences
 from services.matcher.lease import Lease
 from services.matcher.reconcile import batch_problem, problem
+from services.matcher.registrations import Registrations
 from services.matcher.reporting import Reporter
 from services.matcher.settings import MatcherSettings
 from services.matcher.state import FencedError
@@ -34,11 +35,13 @@ from services.matcher.subscription import (
     start_subscriber,
 )
 from services.matcher.worker import Incoming, Matcher
+from services.runtime.accounts import OTHERS, Accounts, PublisherKey
+from services.runtime.dead_letters import put_aside
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
+from services.runtime.registry_store import RegistryWatch
 from services.runtime.tasks import end_tasks
 
-DEAD_SUBJECT = "kv.dead.matcher"
 EXPIRE_LIMIT = 1000
 FINISH_SECONDS = 5.0
 STOP_SHARE = 1.4
@@ -64,6 +67,8 @@ class Replica:
         make_streams: Callable[[], Awaitable[None]],
         finish_seconds: float = FINISH_SECONDS,
     ) -> None:
+        self.accounts = Accounts(lambda key: self.fences.has(key))
+        self._registrations: Registrations | None = None
         self._nc = nc
         self._js = js
         self._broker = broker
@@ -91,8 +96,9 @@ class Replica:
         if retired and self._matcher is not None:
             self._gone.put_nowait(retired)
 
-    def start(self) -> None:
-        """Begin to stand by and to work, in turns, until `stop`."""
+    def start(self, watch: RegistryWatch) -> None:
+        """Begin to stand by and to work, in turns, until `stop`. watch: tells the registry's changes."""
+        self._registrations = Registrations(self._js, self.fences, watch)
         self._running = asyncio.create_task(self._run(), name="replica")
 
     async def stop(self) -> None:
@@ -150,6 +156,7 @@ class Replica:
             self._lease.epoch,
             created,
             self._make_streams,
+            self.accounts,
         )
         self._gone = asyncio.Queue()
         if self.fences.retired:
@@ -256,8 +263,11 @@ class Replica:
         if reasons:
             if self._warnings.allow("body") is not None:
                 log.warning("message_refused", subject=message.subject, sequence=sequence, error=reasons[0])
-            await self._nc.publish(DEAD_SUBJECT, message.data)
-        return Incoming(sequence, None if reason else batch)
+            await put_aside(self._nc, "matcher", message, reasons[0])
+        if batch is None or reason:
+            return Incoming(sequence, None, _publisher_of(message.subject))
+        known = self._registrations is None or await self._registrations.know(batch)
+        return Incoming(sequence, batch, (batch.source, batch.instance_id, batch.dp_rank), known)
 
     async def _sweep(self) -> None:
         while True:
@@ -322,3 +332,11 @@ class Replica:
         self._health.set(condition, False, reason)
         if self._warnings.allow(condition) is not None:
             log.warning("waiting", on=condition, error=reason)
+
+
+def _publisher_of(subject: str) -> PublisherKey:
+    """Whose events a subject carries; what the body says is not known."""
+    with contextlib.suppress(ValueError, IndexError):
+        _, _, source, _, instance_id, dp_rank = subject.split(".")
+        return source, unescape(instance_id), int(dp_rank)
+    return OTHERS

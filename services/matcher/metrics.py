@@ -3,11 +3,6 @@
 from services.runtime.metrics import counter, gauge, histogram
 
 MESSAGES = counter("kvroute_matcher_messages_total", "Messages of kv.events by what became of them", ["outcome"])
-PUBLISHER_EVENTS = counter(
-    "kvroute_matcher_events_total",
-    "Events of registered publishers by what became of their message",
-    ["source", "instance_id", "dp_rank", "outcome"],
-)
 STATES = counter("kvroute_matcher_blocks_total", "Blocks by state of the state machine", ["state", "medium"])
 DROPPED = counter("kvroute_matcher_dropped_events_total", "Events without effect by reason", ["reason"])
 CAPPED = counter("kvroute_matcher_capped_blocks_total", "Blocks that a limit pushed out or kept out", ["what"])

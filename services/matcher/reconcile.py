@@ -43,10 +43,14 @@ Step = IndexEvent | Ask
 
 @dataclass(slots=True)
 class Steps:
-    """What one message does in one space, in order. dropped: events without effect, by reason."""
+    """What one message does in one space, in order. events: of the message, that name this space.
+
+    dropped: those of them without effect, by reason.
+    """
 
     steps: list[Step] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
+    events: int = 0
 
     def operations(self) -> tuple[Operation, ...]:
         """What has to be asked of the store, in order."""
@@ -99,6 +103,7 @@ def plan(batch: EventBatch) -> dict[SpaceKey, Steps]:
     for event in batch.events:
         space = (event.model or batch.model, event.tenant or batch.tenant)
         steps = spaces.setdefault(space, Steps())
+        steps.events += 1
         if problem(event):
             steps.drop(MALFORMED)
         elif batch.source == "engine":

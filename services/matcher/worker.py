@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -30,10 +31,11 @@ from schemas.subjects import index_subject
 from services.matcher import metrics
 from services.matcher.confirmation import finish
 from services.matcher.fences import Fences, holder_of_publisher, holder_of_tombstone
-from services.matcher.reconcile import POOL_TIERS, Steps, plan
+from services.matcher.reconcile import MALFORMED, POOL_TIERS, Steps, plan
 from services.matcher.reporting import Reporter
 from services.matcher.state import Applied, Forget, Message, SpaceKey, Verdict
 from services.matcher.store import MatcherStore
+from services.runtime.accounts import OTHERS, Account, Accounts, PublisherKey
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
 
@@ -43,6 +45,8 @@ MAX_BODY_BYTES = 768 * 1024
 PUBLISH_TIMEOUT_SECONDS = 5.0
 MAX_SPACES = 1024
 MAX_PUBLISHERS = 65_536
+APPLIED, REPEATED, RETIRED = "applied", "repeated", "retired_generation"
+UNREGISTERED, UNREADABLE, TOO_MANY_SPACES = "unregistered", "unreadable", "too_many_spaces"
 
 Response = TypeVar("Response")
 
@@ -51,10 +55,28 @@ log = get_logger("matcher")
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One message of KV_EVENTS. batch None: it could not be read (and was put aside)."""
+    """One message of KV_EVENTS. batch None: it could not be read (and was put aside).
+
+    publisher: whose it is. known: whether the registry knows the publisher; nothing of a stranger is applied.
+    """
 
     sequence: int
     batch: EventBatch | None
+    publisher: PublisherKey = OTHERS
+    known: bool = True
+
+    @property
+    def events(self) -> int:
+        """How many events it counts for; a message that cannot be read is one."""
+        return len(self.batch.events) if self.batch is not None else 1
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """admitted: None when the store had applied the message before. without_effect: events by reason."""
+
+    admitted: bool | None = None
+    without_effect: Counter[str] = field(default_factory=Counter)
 
 
 class Matcher:
@@ -70,8 +92,10 @@ class Matcher:
         epoch: int,
         stream_created: int,
         make_streams: Callable[[], Awaitable[None]],
+        accounts: Accounts,
     ) -> None:
         self._store = store
+        self._accounts = accounts
         self._make_streams = make_streams
         self._js = js
         self._fences = fences
@@ -90,23 +114,33 @@ class Matcher:
         Raises FencedError when a newer leader is at work.
         """
         async with self._in_order:
-            started = time.perf_counter()
-            await self._learn_spaces()
-            outcomes: dict[int, bool] = {}
-            planned: dict[SpaceKey, list[tuple[Incoming, Steps]]] = {}
-            for message in messages:
-                for space, steps in self._plan(message).items():
-                    planned.setdefault(space, []).append((message, steps))
-            for space, work in planned.items():
-                groups = await self._reconcile(space, work, outcomes)
-                await self._publish(space, groups)
-        metrics.BATCH_SECONDS.observe(time.perf_counter() - started)
-        now = time.time()
-        for message in messages:
-            if message.batch is not None:
-                self._tally(message.batch, outcomes.get(message.sequence))
-                metrics.DELAY_SECONDS.observe(max(0.0, now - message.batch.received_at))
+            accounts = [self._accounts.of(message.publisher) for message in messages]
+            for message, account in zip(messages, accounts, strict=True):
+                account.received += message.events
+            try:
+                outcomes = await self._process(messages)
+            except BaseException:
+                for message, account in zip(messages, accounts, strict=True):
+                    account.returned += message.events
+                raise
+            for message, account in zip(messages, accounts, strict=True):
+                self._tally(message, account, outcomes[message.sequence])
+            self._say_lost(self._accounts.check_now_and_then())
         metrics.POSITION.set(messages[-1].sequence)
+
+    async def _process(self, messages: Sequence[Incoming]) -> dict[int, _Outcome]:
+        started = time.perf_counter()
+        await self._learn_spaces()
+        outcomes = {message.sequence: _Outcome() for message in messages}
+        planned: dict[SpaceKey, list[tuple[Incoming, Steps]]] = {}
+        for message in messages:
+            for space, steps in self._plan(message, outcomes[message.sequence]).items():
+                planned.setdefault(space, []).append((message, steps))
+        for space, work in planned.items():
+            groups = await self._reconcile(space, work, outcomes)
+            await self._publish(space, groups)
+        metrics.BATCH_SECONDS.observe(time.perf_counter() - started)
+        return outcomes
 
     async def forget(self, tombstones: Sequence[RetiredRecord]) -> None:
         """Take away what publishers hold that are gone from the registry, in every space; harmless when repeated.
@@ -121,12 +155,17 @@ class Matcher:
                 await self._patiently("redis", apply, (RedisError, OSError, TimeoutError))
                 await self._publish(space, [_group_of_tombstone(record) for record in tombstones])
 
-    def _plan(self, message: Incoming) -> dict[SpaceKey, Steps]:
+    def _plan(self, message: Incoming, outcome: _Outcome) -> dict[SpaceKey, Steps]:
         batch = message.batch
-        if batch is None:
-            metrics.MESSAGES.labels("refused").inc()
+        if batch is None or not message.known:
             return {}
-        spaces = {space: steps for space, steps in plan(batch).items() if self._may_open(space, steps, batch)}
+        spaces = {}
+        for space, steps in plan(batch).items():
+            if self._may_open(space, steps, batch):
+                spaces[space] = steps
+                outcome.without_effect.update(steps.dropped)
+            else:
+                outcome.without_effect[TOO_MANY_SPACES] += steps.events
         own = (batch.model, batch.tenant)
         if not spaces and self._may_open(own, Steps(), batch):
             spaces[own] = Steps()
@@ -148,7 +187,7 @@ class Matcher:
         if space in spaces:
             return True
         if len(spaces) >= MAX_SPACES and not self._fences.is_configured(space):
-            self._reporter.dropped(batch, "too_many_spaces", max(1, len(steps.steps)))
+            self._reporter.dropped(batch, TOO_MANY_SPACES, max(1, steps.events))
             return False
         spaces.add(space)
         return True
@@ -162,7 +201,7 @@ class Matcher:
         return await self._store.apply(space, self._epoch, self._stream_created, messages, _now())
 
     async def _reconcile(
-        self, space: SpaceKey, work: Sequence[tuple[Incoming, Steps]], outcomes: dict[int, bool]
+        self, space: SpaceKey, work: Sequence[tuple[Incoming, Steps]], outcomes: dict[int, _Outcome]
     ) -> list[IndexGroup]:
         # Also without operations: nothing is published that did not pass the fence of the lease and of generations.
         asked = [self._message(message.sequence, message.batch, steps) for message, steps in work if message.batch]
@@ -175,7 +214,8 @@ class Matcher:
             answer, batch = applied.answers[message.sequence], message.batch
             if answer is None or batch is None:
                 continue
-            outcomes[message.sequence] = outcomes.get(message.sequence, False) or answer.verdict is not Verdict.RETIRED
+            outcome = outcomes[message.sequence]
+            outcome.admitted = bool(outcome.admitted) or answer.verdict is not Verdict.RETIRED
             if answer.verdict is Verdict.RETIRED:
                 continue
             group, notes = finish(batch, message.sequence, steps, answer.results)
@@ -191,14 +231,28 @@ class Matcher:
         lowest = self._fences.lowest(batch)
         return Message(sequence, steps.operations(), holder_of_publisher(batch), batch.generation, lowest)
 
-    def _tally(self, batch: EventBatch, admitted: bool | None) -> None:
-        outcome = "repeated" if admitted is None else "applied" if admitted else "retired_generation"
-        if admitted is False:
-            self._reporter.dropped(batch, outcome, max(1, len(batch.events)))
-        metrics.MESSAGES.labels(outcome).inc()
-        if self._fences.is_registered(batch):
-            names = (batch.source, batch.instance_id, str(batch.dp_rank), outcome)
-            metrics.PUBLISHER_EVENTS.labels(*names).inc(len(batch.events))
+    def _tally(self, message: Incoming, account: Account, outcome: _Outcome) -> None:
+        """Book every event of a message that is done."""
+        batch = message.batch
+        if batch is None:
+            metrics.MESSAGES.labels("refused").inc()
+            account.reject(UNREADABLE)
+            return
+        metrics.DELAY_SECONDS.observe(max(0.0, time.time() - batch.received_at))
+        word = _word(message, outcome)
+        metrics.MESSAGES.labels(word).inc()
+        if word != APPLIED:
+            account.drop(word, message.events)
+            if word != REPEATED:
+                self._reporter.dropped(batch, word, max(1, message.events))
+            return
+        for reason, events in outcome.without_effect.items():
+            (account.reject if reason == MALFORMED else account.drop)(reason, events)
+        account.applied += message.events - outcome.without_effect.total()
+
+    def _say_lost(self, lost: dict[PublisherKey, int]) -> None:
+        for publisher, events in lost.items():
+            log.error("events_lost", publisher=publisher, events=events)
 
     async def _publish(self, space: SpaceKey, groups: Sequence[IndexGroup]) -> None:
         subject = index_subject(*space)
@@ -238,6 +292,14 @@ class Matcher:
                 if self._health.set(what, True) and wait > FIRST_WAIT_SECONDS:
                     log.info("answers_again", what=what)
                 return answer
+
+
+def _word(message: Incoming, outcome: _Outcome) -> str:
+    if not message.known:
+        return UNREGISTERED
+    if outcome.admitted is None:
+        return REPEATED
+    return APPLIED if outcome.admitted else RETIRED
 
 
 def _group_of_tombstone(record: RetiredRecord) -> IndexGroup:

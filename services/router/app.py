@@ -17,6 +17,7 @@ from services.router.publishers import spaces_of
 from services.router.settings import RouterSettings
 from services.router.snapshots import Snapshots
 from services.router.spaces import Spaces
+from services.runtime.accounts import AccountMetrics
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health
@@ -45,8 +46,9 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop)
         standing_metrics = StandingMetrics(spaces)
-        REGISTRY.register(standing_metrics)
-        stack.callback(REGISTRY.unregister, standing_metrics)
+        for collector in (standing_metrics, AccountMetrics("router", spaces.accounts)):
+            REGISTRY.register(collector)
+            stack.callback(REGISTRY.unregister, collector)
         nc = await connect_nats(config.nats, "kvroute-router", health)
         stack.push_async_callback(nc.close)
         js = nc.jetstream()

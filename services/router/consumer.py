@@ -23,6 +23,7 @@ from schemas.subjects import INDEX_ALL, INDEX_STREAM
 from services.router import metrics
 from services.router.progress import Progress
 from services.router.spaces import Spaces
+from services.runtime.dead_letters import put_aside
 from services.runtime.health import Health
 from services.runtime.logging import RateLimited, get_logger
 from services.runtime.tasks import end_tasks
@@ -33,7 +34,6 @@ STALLED_SECONDS = 3.0
 RECONNECT_POLL_SECONDS = 0.1
 RETRY_SECONDS = 0.5
 TIDY_SECONDS = 60.0
-DEAD_SUBJECT = "kv.dead.router"
 MAX_PENDING_MESSAGES = 1_000_000
 
 log = get_logger("consumer")
@@ -250,6 +250,8 @@ class IndexConsumer:
             # Whatever is wrong with one message must not keep the others from being applied.
             log.exception("index_message_failed", subject=message.subject, sequence=sequence)
             await self._put_aside(message, type(error).__name__)
+        for publisher, events in self._spaces.accounts.check_now_and_then().items():
+            log.error("events_lost", publisher=publisher, events=events)
         self.position = sequence
         self._advanced.set()
         self._progress.report(self.position)
@@ -267,10 +269,10 @@ class IndexConsumer:
     async def _put_aside(self, message: Msg, error: str) -> None:
         """Keep a message that cannot be applied for inspection."""
         metrics.REFUSED_BODIES.inc()
+        self._spaces.accounts.give_up("failed")
         if self._warnings.allow("body") is not None:
             log.warning("index_message_refused", subject=message.subject, error=error)
-        with contextlib.suppress(NatsError):
-            await self._nc.publish(DEAD_SUBJECT, message.data)
+        await put_aside(self._nc, "router", message, error)
 
     def _warn_refused(self, reason: str) -> None:
         held_back = self._warnings.allow(reason)

@@ -64,6 +64,10 @@ class Publishers:
         """What is known of a publisher; a blank one for an unknown key."""
         return self._known.get(key, Publisher())
 
+    def is_registered(self, key: PublisherKey) -> bool:
+        """Whether the registry names a publisher now."""
+        return key in self._registered
+
     def retired_generation(self, key: PublisherKey) -> int:
         """The generation up to which everything is discarded; NO_GENERATION when nothing is."""
         return self._retired.get(key, NO_GENERATION)

@@ -20,6 +20,7 @@ from services.router.publishers import (
 )
 from services.router.space import BlockCounts, EventRefusedError, Space
 from services.router.standing import Standings
+from services.runtime.accounts import Account, Accounts
 from services.runtime.registry_store import Registry
 
 SpaceKey = tuple[str, str]
@@ -53,6 +54,7 @@ class Spaces:
         self.registry = Registry()
         self.publishers = Publishers()
         self.counts = ApplyCounts()
+        self.accounts = Accounts(lambda key: self.publishers.is_registered(key))
         self.incomplete_before = 0
         self.on_refused: Callable[[str], None] = lambda reason: None
 
@@ -69,16 +71,23 @@ class Spaces:
         """Apply a batch, yielding after each slice of at most a few milliseconds so that queries can be let in."""
         space = self._open((batch.model, batch.tenant))
         if space is None:
+            for group in batch.groups:
+                account = self.accounts.of(publisher_key(group))
+                account.received += len(group.events)
+                account.reject("too_many_spaces", len(group.events))
             self._refuse(sum(len(group.events) for group in batch.groups), f"more than {self._max_spaces} spaces")
             return
         for group in batch.groups:
+            account = self.accounts.of(publisher_key(group))
+            account.received += len(group.events)
             if group.source_sequence and not self._is_next(space, batch.source_epoch, group):
                 self.counts.repeated_group += len(group.events)
+                account.drop("repeated", len(group.events))
                 continue
             verdict = self.publishers.admit(group)
             if verdict is Verdict.NEW_LIFE:
                 self._retire(publisher_key(group))
-            yield from self._apply_group(space, group, verdict is not Verdict.DISCARDED)
+            yield from self._apply_group(space, group, verdict is not Verdict.DISCARDED, account)
 
     def set_registry(self, registry: Registry) -> None:
         """Take over a new view: what is gone or has a new life is cleared at once, candidates are made anew."""
@@ -144,10 +153,11 @@ class Spaces:
         space.last_sequence = position
         return True
 
-    def _apply_group(self, space: Space, group: IndexGroup, admitted: bool) -> Iterator[None]:
+    def _apply_group(self, space: Space, group: IndexGroup, admitted: bool, account: Account) -> Iterator[None]:
         for event in group.events:
             if not self.publishers.may_change(event.holder, group, admitted):
                 self.counts.retired_generation += 1
+                account.drop("retired_generation")
                 continue
             try:
                 for _ in space.apply(event):
@@ -157,8 +167,10 @@ class Spaces:
                         break
             except EventRefusedError as error:
                 self._refuse(1, str(error))
+                account.reject("refused")
             else:
                 self.counts.applied += 1
+                account.applied += 1
         if admitted:
             self.publishers.note(group)
 

@@ -32,7 +32,7 @@ from schemas.events import (
     decode_state_note,
     encode,
 )
-from schemas.registry import EngineRecord, RetiredRecord
+from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
 from schemas.subjects import INDEX_STREAM, events_subject
 from services.router.index.plain import PlainIndex
 from services.router.index.port import Coverage
@@ -86,6 +86,15 @@ class World:
             await asyncio.to_thread(server.start)
         self.client = await nats.connect(self.nats.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
         await ensure_streams(self.client.jetstream(), NatsSettings())
+        await self.register()
+
+    async def register(self) -> None:
+        """The publishers of these tests' messages."""
+        store = RegistryStore(self.client.jetstream())
+        for name in ("one", "two"):
+            await store.put(EngineRecord(instance_id=name, model=MODEL, block_size=BLOCK, generation=1))
+        pool = PoolRecord(instance_id="pool", model=MODEL, block_size=BLOCK, generation=1, endpoint="tcp://pool:5557")
+        await store.put(pool)
 
     def start_matcher(self, **environment: str) -> MatcherProcess:
         port = free_port()

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from schemas.blocks import Tier, pack_hashes
 from schemas.events import WIRE_VERSION, EventBatch, IndexCleared, Stored, decode_index_batch, encode
+from schemas.registry import EngineRecord
 from schemas.subjects import DEAD_STREAM, EVENTS_ALL, EVENTS_STREAM, INDEX_STREAM, MATCHER_CONSUMER, events_subject
 from services.matcher.app import start
 from services.matcher.settings import MatcherSettings
@@ -25,6 +26,7 @@ from services.matcher.subscription import sequence_of
 from services.runtime.broker import ensure_streams
 from services.runtime.config import Config
 from services.runtime.health import Health
+from services.runtime.registry_store import RegistryStore
 from services.runtime.settings import NatsSettings, RedisSettings
 from services.runtime.tasks import end_tasks
 from tests.conftest import ServerProcess
@@ -47,6 +49,11 @@ def body(number: int, event: Stored | None = None) -> bytes:
     return encode(
         EventBatch(WIRE_VERSION, "engine", "m", "default", "a", 0, 1, number, number, 0.0, time.time(), [stored])
     )
+
+
+async def register(js: JetStreamContext) -> None:
+    """The publisher of these tests' messages."""
+    await RegistryStore(js).put(EngineRecord(instance_id="a", model="m", block_size=4, generation=1))
 
 
 class Proxy:
@@ -99,6 +106,7 @@ async def js(nats_client: Client, redis_server: ServerProcess) -> JetStreamConte
     await client.aclose()
     js = nats_client.jetstream()
     await ensure_streams(js, NatsSettings())
+    await register(js)
     return js
 
 

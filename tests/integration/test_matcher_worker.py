@@ -38,6 +38,7 @@ from services.matcher.store import MatcherStore
 from services.matcher.worker import Incoming, Matcher
 from services.router.index import create_index
 from services.router.spaces import Spaces
+from services.runtime.accounts import Accounts
 from services.runtime.health import Health
 from services.runtime.logging import configure_logging
 from services.runtime.registry_store import Registry
@@ -104,7 +105,8 @@ def leader(
     store: MatcherStore, stream: IndexStream, epoch: int = 1, created: int = 77, fences: Fences | None = None
 ) -> Matcher:
     fences = fences or Fences()
-    return Matcher(store, stream, fences, Reporter(None), Health("test"), epoch, created, _no_streams)  # type: ignore[arg-type]
+    accounts = Accounts(lambda key: True)
+    return Matcher(store, stream, fences, Reporter(None), Health("test"), epoch, created, _no_streams, accounts)  # type: ignore[arg-type]
 
 
 def batch(*events: Event, source: str = "engine", name: str = "a", generation: int = 1, **more: Any) -> EventBatch:
