@@ -47,6 +47,7 @@ FINISH_SECONDS = 5.0
 STOP_SHARE = 1.4
 STALLED_SECONDS = 5.0
 RETRY_SECONDS = 0.5
+INFRASTRUCTURE = (FencedError, NatsError, RedisError, OSError, TimeoutError)
 
 log = get_logger("leadership")
 
@@ -207,7 +208,7 @@ class Replica:
                     with contextlib.suppress(NatsError, OSError):
                         await messages[-1].ack()
                 return
-            await matcher.process([await self._read(sequence, message) for sequence, message in fresh])
+            await self._process(matcher, fresh)
             self._position = fresh[-1][0]
         except FencedError as error:
             log.warning("fenced", error=str(error))
@@ -227,6 +228,30 @@ class Replica:
             await self._lease.set_position(created, self._position)
         with contextlib.suppress(NatsError, OSError):
             await fresh[-1][1].ack()
+
+    async def _process(self, matcher: Matcher, fresh: Sequence[tuple[int, Msg]]) -> None:
+        """Process messages; one that makes processing fail is put aside at first sight, the others go on without it.
+
+        Raises FencedError, and what says that a server is away.
+        """
+        incoming = [await self._read(sequence, message) for sequence, message in fresh]
+        try:
+            await matcher.process(incoming)
+        except INFRASTRUCTURE:
+            raise
+        except Exception as error:
+            log.warning("batch_failed", messages=len(incoming), error=str(error) or type(error).__name__)
+        else:
+            return
+        for one, (_, message) in zip(incoming, fresh, strict=True):
+            try:
+                await matcher.process([one])
+            except INFRASTRUCTURE:
+                raise
+            except Exception as error:
+                log.exception("message_failed", subject=message.subject, sequence=one.sequence)
+                await put_aside(self._nc, "matcher", message, str(error) or type(error).__name__)
+                matcher.give_up(one)
 
     async def _in_sequence(self, messages: Sequence[Msg]) -> list[tuple[int, Msg]]:
         """The messages that come next, without repeated ones and up to the first that a delivery has lost.

@@ -12,7 +12,7 @@ import msgspec
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from schemas.blocks import Tier
 from schemas.events import (
@@ -45,12 +45,22 @@ MAX_BODY_BYTES = 768 * 1024
 PUBLISH_TIMEOUT_SECONDS = 5.0
 MAX_SPACES = 1024
 MAX_PUBLISHERS = 65_536
+MAX_REFUSALS = 3
+# Answers that say something of Redis, not of what it was asked.
+PASSING_ANSWERS = (
+    *("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MOVED", "ASK", "BUSY", "OOM"),
+    *("MISCONF", "NOAUTH", "NOPERM", "WRONGPASS", "NOSCRIPT", "EXECABORT", "UNBLOCKED", "DENIED"),
+)
 APPLIED, REPEATED, RETIRED = "applied", "repeated", "retired_generation"
-UNREGISTERED, UNREADABLE, TOO_MANY_SPACES = "unregistered", "unreadable", "too_many_spaces"
+FAILED, UNREGISTERED, UNREADABLE, TOO_MANY_SPACES = "failed", "unregistered", "unreadable", "too_many_spaces"
 
 Response = TypeVar("Response")
 
 log = get_logger("matcher")
+
+
+class RefusedByStoreError(Exception):
+    """Redis is there, but a message makes its script fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,13 @@ class Matcher:
             await self._publish(space, groups)
         metrics.BATCH_SECONDS.observe(time.perf_counter() - started)
         return outcomes
+
+    def give_up(self, message: Incoming) -> None:
+        """Book a message that cannot be processed; it has been put aside."""
+        metrics.MESSAGES.labels(FAILED).inc()
+        account = self._accounts.of(message.publisher)
+        account.received += message.events
+        account.reject(FAILED, message.events)
 
     async def forget(self, tombstones: Sequence[RetiredRecord]) -> None:
         """Take away what publishers hold that are gone from the registry, in every space; harmless when repeated.
@@ -275,12 +292,18 @@ class Matcher:
     async def _patiently(
         self, what: str, attempt: Callable[[], Awaitable[Response]], errors: tuple[type[Exception], ...]
     ) -> Response:
-        """Repeat until it works; everything behind waits, and readiness says for what."""
-        wait = FIRST_WAIT_SECONDS
+        """Repeat until it works; everything behind waits, and readiness says for what.
+
+        Raises RefusedByStoreError for what Redis does not take however often it is asked.
+        """
+        wait, refusals = FIRST_WAIT_SECONDS, 0
         while True:
             try:
                 answer = await attempt()
             except errors as error:
+                refusals += _is_refusal(error)
+                if refusals >= MAX_REFUSALS:
+                    raise RefusedByStoreError(f"Redis refuses the batch: {error}") from error
                 text = str(error) or type(error).__name__
                 self._health.set(what, False, f"{what} does not answer, batch is kept: {text}")
                 held_back = self._warnings.allow(what)
@@ -292,6 +315,12 @@ class Matcher:
                 if self._health.set(what, True) and wait > FIRST_WAIT_SECONDS:
                     log.info("answers_again", what=what)
                 return answer
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether this is Redis' answer to this very question, which will be the same the next time."""
+    text = str(error).upper()
+    return type(error) is ResponseError and not any(text.startswith(word) for word in PASSING_ANSWERS)
 
 
 def _word(message: Incoming, outcome: _Outcome) -> str:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 import redis.asyncio as redis
 from nats.aio.client import Client
@@ -16,16 +17,27 @@ from nats.js.api import ConsumerConfig
 from pydantic import SecretStr
 
 from schemas.blocks import Tier, pack_hashes
-from schemas.events import WIRE_VERSION, EventBatch, IndexCleared, Stored, decode_index_batch, encode
+from schemas.events import (
+    WIRE_VERSION,
+    EventBatch,
+    IndexCleared,
+    Stored,
+    decode_event_batch,
+    decode_index_batch,
+    encode,
+)
 from schemas.registry import EngineRecord
 from schemas.subjects import DEAD_STREAM, EVENTS_ALL, EVENTS_STREAM, INDEX_STREAM, MATCHER_CONSUMER, events_subject
+from services.matcher import worker
 from services.matcher.app import start
 from services.matcher.settings import MatcherSettings
 from services.matcher.standing_pull import StandingPull
 from services.matcher.subscription import sequence_of
 from services.runtime.broker import ensure_streams
 from services.runtime.config import Config
+from services.runtime.dead_letters import REASON_HEADER, SEQUENCE_HEADER, SUBJECT_HEADER
 from services.runtime.health import Health
+from services.runtime.kv_watch import KvWatch
 from services.runtime.registry_store import RegistryStore
 from services.runtime.settings import NatsSettings, RedisSettings
 from services.runtime.tasks import end_tasks
@@ -308,3 +320,61 @@ async def test_a_task_that_swallows_its_cancellation_is_ended_all_the_same() -> 
     task = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
     assert await asyncio.wait_for(end_tasks([task]), 5) == ["ended"]
+
+
+def from_stranger(number: int, name: str = "stranger", generation: int = 1) -> bytes:
+    batch = decode_event_batch(body(number))
+    return encode(msgspec.structs.replace(batch, instance_id=name, generation=generation))
+
+
+async def test_t16_queued_events_of_an_instance_that_nobody_registered_are_discarded(
+    nats_server: ServerProcess, redis_server: ServerProcess, js: JetStreamContext
+) -> None:
+    await js.publish(events_subject("engine", "m", "stranger", 0), from_stranger(4))
+    await js.publish(SUBJECT, body(5))
+    async with matcher(nats_server.port, redis_server):
+        await until_indexed(js, 5)
+    assert await indexed(js) == [5]
+
+
+async def test_events_that_overtake_the_news_of_their_registration_are_not_lost(
+    nats_server: ServerProcess, redis_server: ServerProcess, js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = asyncio.Event()
+    watch_once = KvWatch._publish
+
+    def publish(self: KvWatch[object]) -> None:
+        if late.is_set():
+            asyncio.get_running_loop().call_later(0.3, watch_once, self)
+        else:
+            watch_once(self)
+
+    monkeypatch.setattr(KvWatch, "_publish", publish)
+    async with matcher(nats_server.port, redis_server):
+        late.set()
+        await RegistryStore(js).put(EngineRecord(instance_id="new", model="m", block_size=4, generation=7))
+        await js.publish(events_subject("engine", "m", "new", 0), from_stranger(8, "new", 7))
+        await until_indexed(js, 8)
+
+
+async def test_a_message_that_makes_processing_fail_is_put_aside_with_its_reason_and_the_others_go_on(
+    nats_server: ServerProcess, redis_server: ServerProcess, js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = worker.plan
+
+    def failing(batch: EventBatch) -> object:
+        if batch.last_seq == 11:
+            raise RuntimeError("a bug that this message meets")
+        return plan(batch)
+
+    monkeypatch.setattr(worker, "plan", failing)
+    for number in (10, 11, 12):
+        await js.publish(SUBJECT, body(number))
+    async with matcher(nats_server.port, redis_server):
+        await until_indexed(js, 12)
+        assert await indexed(js) == [10, 12]
+        dead = await js.get_last_msg(DEAD_STREAM, "kv.dead.matcher")
+        assert dead.data == body(11) or decode_event_batch(dead.data or b"").last_seq == 11
+        assert dead.headers is not None
+        assert dead.headers[REASON_HEADER] == "a bug that this message meets"
+        assert (dead.headers[SUBJECT_HEADER], dead.headers[SEQUENCE_HEADER]) == (SUBJECT, "2")
