@@ -7,7 +7,6 @@ XXH3-64 of everything before. Integers are little-endian. The forms themselves c
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 import msgspec
 import xxhash
@@ -34,18 +33,6 @@ class SnapshotHeader(msgspec.Struct, frozen=True, array_like=True):
     incomplete_before: int
     publishers: list[PublisherState]
     spaces: list[SpaceState]
-
-
-class Durable(Protocol):
-    """An index that can write itself down."""
-
-    def snapshot(self) -> bytes:
-        """Everything it holds."""
-        ...
-
-    def restore(self, snapshot: bytes) -> None:
-        """Become that. Raises ValueError."""
-        ...
 
 
 class SnapshotRefusedError(ValueError):
@@ -77,7 +64,7 @@ def content_of(spaces: Spaces, stream: int, position: int, now: float) -> Conten
 
 def write(content: Content) -> bytes:
     """The binary form; takes a while and may run beside queries, but not beside changes of the indexes."""
-    forms = [cast(Durable, index).snapshot() for index in content.indexes]
+    forms = [index.snapshot() for index in content.indexes]
     states = [
         msgspec.structs.replace(state, size=len(form)) for state, form in zip(content.header.spaces, forms, strict=True)
     ]
@@ -115,7 +102,7 @@ def read(
     for state in header.spaces:
         index = make_index()
         try:
-            cast(Durable, index).restore(bytes(view[position : position + state.size]))
+            index.restore(bytes(view[position : position + state.size]))
         except ValueError as error:
             raise SnapshotRefusedError("index", f"the index of {state.model}/{state.tenant}: {error}") from error
         restored[state.model, state.tenant] = (state, index)

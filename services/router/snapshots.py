@@ -54,7 +54,7 @@ class Snapshots:
         self._spaces = spaces
         self._consumer = consumer
         self._make_index = make_index
-        self._interval = interval if hasattr(make_index(), "snapshot") else 0.0
+        self._interval = interval
         self._timeout = timeout
         self._grace = grace
         self._seconds = 0.0

@@ -31,7 +31,7 @@ from schemas.events import (
     Worker,
     encode,
 )
-from schemas.subjects import index_subject
+from schemas.subjects import INDEX_STREAM, index_subject
 from services.router.app import start
 from services.router.http_api import RouterApi
 from services.router.index.plain import PlainIndex
@@ -41,6 +41,7 @@ from services.router.spaces import Spaces
 from services.runtime.config import Config
 from services.runtime.health import Health
 from services.runtime.logging import configure_logging
+from services.runtime.metrics import REGISTRY
 from services.runtime.settings import LoggingSettings, NatsSettings
 from tests.conftest import ServerProcess, free_port, make_nats_server, wait_for
 
@@ -397,3 +398,23 @@ def test_a_router_without_nats_stops_at_once_when_told_to() -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+async def test_po_10_a_router_that_is_stopped_leaves_a_snapshot_from_which_the_next_one_starts(
+    nats_client: Client, nats_server: ServerProcess
+) -> None:
+    def restored() -> float:
+        return REGISTRY.get_sample_value("kvroute_router_snapshots_total", {"outcome": "restored"}) or 0.0
+
+    async with running(nats_server.url, nats_client) as first:
+        await first.register("a")
+        await first.publish(stored(Worker("a", 0)))
+    before = restored()
+    async with running(nats_server.url, nats_client) as second:
+        assert restored() == before + 1
+        assert (await second.instances())["a"]["longest_matched"] == 12
+        assert "history" not in second.health.notes
+    await nats_client.jetstream().purge_stream(INDEX_STREAM)
+    async with running(nats_server.url, nats_client) as third:
+        assert restored() == before + 2
+        assert (await third.instances())["a"]["longest_matched"] == 12, "nothing is missing in the stream behind it"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import pytest
 from nats.aio.client import Client
@@ -14,6 +15,7 @@ from schemas.registry import EngineRecord
 from schemas.subjects import INDEX_STREAM, SNAPSHOT_BUCKET, index_subject
 from services.router import metrics, snapshot_form
 from services.router.consumer import IndexConsumer
+from services.router.index import create_index
 from services.router.snapshot_store import SnapshotStore
 from services.router.snapshots import Snapshots
 from services.router.spaces import Spaces
@@ -22,9 +24,9 @@ from services.runtime.health import Health
 from services.runtime.registry_store import Registry
 from services.runtime.settings import NatsSettings
 from tests.conftest import ServerProcess
-from tests.durable_index import make_index
 
 MODEL, BLOCK = "m", 4
+make_index = partial(create_index, "auto", 100_000, 1_000)
 SUBJECT = index_subject(MODEL, "default")
 REGISTRY = Registry({("i", 0): EngineRecord(instance_id="i", model=MODEL, block_size=BLOCK, generation=1)})
 

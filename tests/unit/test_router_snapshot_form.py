@@ -19,12 +19,17 @@ from schemas.events import (
     Worker,
 )
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
+from services.router.index import create_index
+from services.router.index.port import PrefixIndex
 from services.router.snapshot_form import MAGIC, SnapshotRefusedError, adopt, content_of, read, write
 from services.router.spaces import Spaces
 from services.runtime.registry_store import Registry
-from tests.durable_index import make_index
 
 MODEL, BLOCK = "m", 4
+
+
+def make_index() -> PrefixIndex:
+    return create_index("auto", 100_000, 1_000)
 
 
 def engine(name: str, generation: int = 1) -> EngineRecord:
