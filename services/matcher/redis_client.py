@@ -7,8 +7,29 @@ from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisClusterException
 
 from services.runtime.settings import RedisSettings
+
+
+class _Cluster(RedisCluster):  # type: ignore[type-arg]
+    """A cluster client that also survives the loss of every node it knows.
+
+    The library looks for the cluster at the nodes it discovered last. When all of them are gone (Pods that came back
+    with other addresses) it would look there for ever; so it is sent back to the configured address. It also reports
+    that as an exception of no common base, which here is a connection error like any other.
+    """
+
+    configured: dict[str, Any]
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library's, with connection errors only."""
+        try:
+            return await super().execute_command(*args, **kwargs)
+        except RedisClusterException as error:
+            self.nodes_manager.startup_nodes = dict(self.configured)
+            raise RedisConnectionError(str(error)) from error
 
 
 def make_client(settings: RedisSettings) -> Any:
@@ -21,7 +42,9 @@ def make_client(settings: RedisSettings) -> Any:
         return Sentinel([_address(text) for text in settings.sentinels], **common).master_for(settings.sentinel_service)
     url = settings.url.get_secret_value()
     if settings.mode == "cluster":
-        return RedisCluster.from_url(url, **common)
+        cluster = _Cluster.from_url(url, **common)
+        cluster.configured = dict(cluster.nodes_manager.startup_nodes)
+        return cluster
     return redis.from_url(url, retry=Retry(ExponentialBackoff(cap=0.2, base=0.02), 2), **common)
 
 

@@ -4,6 +4,7 @@ Keys: ``<prefix>:matcher:{<model>|<tenant>}:...``; the hash tag puts a space int
 newer than Redis 6.2.
 """
 
+import hashlib
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -48,17 +49,14 @@ class _Script:
     def __init__(self, *names: str) -> None:
         folder = resources.files(__package__).joinpath("lua")
         self.text = "\n".join(folder.joinpath(f"{name}.lua").read_text(encoding="utf-8") for name in names)
-        self._sha: str | None = None
+        self._sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     async def run(self, client: Any, key: str, *arguments: Any) -> Any:
-        if self._sha is not None:
-            try:
-                return await client.evalsha(self._sha, 1, key, *arguments)
-            except NoScriptError:
-                self._sha = None
-        answer = await client.eval(self.text, 1, key, *arguments)
-        self._sha = await client.script_load(self.text)
-        return answer
+        try:
+            return await client.evalsha(self._sha, 1, key, *arguments)
+        except NoScriptError:
+            # A node that has just started does not know it; the call itself teaches it to this node.
+            return await client.eval(self.text, 1, key, *arguments)
 
 
 class RedisStore:
