@@ -70,6 +70,8 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     own_tiers: tiers that this engine's events prove by themselves (no pool behind it), e.g. ("cpu",).
     counted: stores of one hash add up and each needs a removal of its own (docs/adr/0006).
     pool_expected: a pool stands behind this engine, so the content of its blocks may be asked for later.
+    last_fingerprint: a hash of the publisher's message last_seq (0 unknown), by which its history is known again.
+    last_published_at: its own time. missing: numbers of this generation known to be missing up to here.
     """
 
     version: int
@@ -87,6 +89,9 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
     own_tiers: tuple[Tier, ...] = ()
     counted: bool = False
     pool_expected: bool = True
+    last_fingerprint: int = 0
+    last_published_at: float = 0.0
+    missing: int = 0
 
 
 class Worker(msgspec.Struct, frozen=True, array_like=True, tag="worker"):

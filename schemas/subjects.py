@@ -24,6 +24,7 @@ EVENTS_ALL = "kv.events.>"
 INDEX_ALL = "kv.index.>"
 STATE_ALL = "kv.state.>"
 CONTROL_ALL = "kv.control.>"
+RESYNC_ALL = "kv.control.resync.>"
 DEAD_ALL = "kv.dead.>"
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -90,3 +91,16 @@ def pool_key(instance_id: str) -> str:
 def stream_key(source: str, instance_id: str, dp_rank: int) -> str:
     """Key of a publisher in the buckets ``kv_streams`` (its state) and ``kv_cursors`` (how far it was published)."""
     return f"{source}.{escape(instance_id)}.{dp_rank}"
+
+
+def resync_subject(source: str, instance_id: str, dp_rank: int) -> str:
+    """Subject of the wish that a publisher be asked for all it can still tell (core NATS, empty body)."""
+    return f"kv.control.resync.{stream_key(source, instance_id, dp_rank)}"
+
+
+def parse_resync_subject(subject: str) -> tuple[str, str, int]:
+    """Source, instance and rank of a resync subject. Raises ValueError."""
+    tokens = subject.split(".")
+    if len(tokens) != 6 or not tokens[5].isdecimal():
+        raise ValueError(f"{subject!r} is not kv.control.resync.<source>.<instance>.<dp>")
+    return tokens[3], unescape(tokens[4]), int(tokens[5])

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import resource
 import time
 from collections.abc import AsyncIterator
 
 import orjson
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from starlette.applications import Starlette
@@ -14,9 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from schemas.events import EventBatch
+from schemas.subjects import RESYNC_ALL, parse_resync_subject
 from services.ingest.complaints import Complaints
-from services.ingest.publishing import BatchPublisher, last_stored
+from services.ingest.cursor_store import CursorStore
+from services.ingest.publishing import BatchPublisher
 from services.ingest.reporting import Reporter
 from services.ingest.status import PublisherMetrics, publisher_status
 from services.ingest.stream_records import StreamRecords
@@ -34,7 +37,6 @@ from services.runtime.tasks import end_tasks
 
 CHECK_SECONDS = 1.0
 REOPEN_SECONDS = 10.0
-RETRY_SECONDS = 0.5
 GRACE_FOR_THE_REST_SECONDS = 2.0
 
 log = get_logger("ingest")
@@ -59,11 +61,12 @@ async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]
         stack.push_async_callback(tap.stop)
         batches = BatchPublisher(nc, js, settings.linger, settings.acknowledge_timeout)
         await batches.start()
+        cursors = CursorStore(js)
         reporter = Reporter(tap, config.runtime.taps_per_second)
         subscriptions = Subscriptions(
             settings,
             batches,
-            lambda subject: _last_stored(js, subject),
+            cursors.position_of,
             reporter.message,
             reporter.link,
             reporter.failure,
@@ -87,12 +90,17 @@ async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]
         records = asyncio.create_task(
             StreamRecords(nc, config.nats.stream_state_ttl, lambda: subscriptions).run(), name="ingest-stream-records"
         )
+        cursor_writer = asyncio.create_task(cursors.run(lambda: subscriptions), name="ingest-cursors")
+        repairs = asyncio.create_task(subscriptions.look_after(), name="ingest-repairs")
+        resyncs = await nc.subscribe(RESYNC_ALL, cb=functools.partial(_resync, subscriptions))
         checks = asyncio.create_task(_check(config, health, js, batches, subscriptions), name="ingest-checks")
         log.info("listening", port=server.port, publishers=len(subscriptions))
         try:
             yield subscriptions
         finally:
-            await end_tasks([checks, records])
+            await end_tasks([checks, records, cursor_writer, repairs])
+            with contextlib.suppress(NatsError):
+                await resyncs.unsubscribe()
             await watch.stop()
             subscriptions.stop_receiving()
             await batches.stop(max(0.5, config.runtime.shutdown_grace - GRACE_FOR_THE_REST_SECONDS))
@@ -100,13 +108,15 @@ async def ingest(config: Config, health: Health) -> AsyncIterator[Subscriptions]
                 log.error("stopped_with_unsent_batches", batches=left)
 
 
-async def _last_stored(js: JetStreamContext, subject: str) -> EventBatch | None:
-    while True:
-        try:
-            return await last_stored(js, subject)
-        except (NatsError, TimeoutError) as error:
-            log.info("waiting_for_stream", subject=subject, error=str(error) or type(error).__name__)
-            await asyncio.sleep(RETRY_SECONDS)
+async def _resync(subscriptions: Subscriptions, message: Msg) -> None:
+    """``kv.control.resync.<source>.<instance>.<dp>``: ask this publisher for all that it can still tell."""
+    try:
+        source, instance_id, dp_rank = parse_resync_subject(message.subject)
+    except ValueError as error:
+        log.warning("resync_refused", subject=message.subject, error=str(error))
+        return
+    found = subscriptions.resync(source, instance_id, dp_rank)
+    log.info("resync", source=source, instance_id=instance_id, dp_rank=dp_rank, publishers=found)
 
 
 async def _check(

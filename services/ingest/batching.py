@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from schemas.events import WIRE_VERSION, Event, EventBatch, Removed, Stored
 from schemas.registry import StoreBackend
+from services.ingest.cursors import Cursor
 from services.ingest.registrations import Publisher
 
 EVENT_OVERHEAD_BYTES = 64
@@ -22,6 +23,7 @@ class Message:
     """One message of a publisher after translation.
 
     accepted: wire events behind ``events``. messages: 0 for a message that only announces a new generation.
+    fingerprint: of its payload. missing: numbers of this generation known to be missing so far.
     """
 
     seq: int
@@ -32,11 +34,31 @@ class Message:
     accepted: int = 0
     blocks: int = 0
     messages: int = 1
+    fingerprint: int = 0
+    missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What one message added to a batch."""
+
+    seq: int
+    published_at: float
+    received_at: float
+    fingerprint: int
+    events: int
+    bytes: int
+    messages: int
+    accepted: int
+    blocks: int
 
 
 @dataclass(slots=True)
 class PendingBatch:
-    """Consecutive messages that will be one body. part: above 0 when one message was too large for one body."""
+    """Consecutive messages that will be one body; marks tells one from another.
+
+    A message that is too large for one body has bodies to itself, numbered by part.
+    """
 
     generation: int
     first_seq: int
@@ -49,6 +71,9 @@ class PendingBatch:
     messages: int = 0
     accepted: int = 0
     blocks: int = 0
+    missing: int = 0
+    split: bool = False
+    marks: list[Mark] = field(default_factory=list)
 
     def body(self, publisher: Publisher) -> EventBatch:
         """The canonical batch; own_tiers and counted are the registration's."""
@@ -70,7 +95,35 @@ class PendingBatch:
             own_tiers=own_tiers,
             counted=record.kind == "engine" and record.counted,
             pool_expected=record.kind == "pool" or record.store_backend != StoreBackend.NONE,
+            last_fingerprint=self.marks[-1].fingerprint if self.marks else 0,
+            last_published_at=self.marks[-1].published_at if self.marks else self.published_at,
+            missing=self.missing,
         )
+
+    def cursor(self) -> Cursor:
+        """Where this batch ends."""
+        last = self.marks[-1] if self.marks else None
+        return Cursor(
+            generation=self.generation,
+            last_seq=self.last_seq,
+            last_fingerprint=last.fingerprint if last else 0,
+            published_at=last.published_at if last else self.published_at,
+            missing=self.missing,
+        )
+
+    def drop_up_to(self, seq: int) -> list[Mark]:
+        """Take out the messages up to a number."""
+        dropped = [mark for mark in self.marks if mark.seq <= seq]
+        self.marks = self.marks[len(dropped) :]
+        self.events = self.events[sum(mark.events for mark in dropped) :]
+        self.bytes -= sum(mark.bytes for mark in dropped)
+        self.messages -= sum(mark.messages for mark in dropped)
+        self.accepted -= sum(mark.accepted for mark in dropped)
+        self.blocks -= sum(mark.blocks for mark in dropped)
+        if dropped and self.marks:
+            first = self.marks[0]
+            self.first_seq, self.published_at, self.received_at = first.seq, first.published_at, first.received_at
+        return dropped
 
 
 def event_bytes(event: Event) -> int:
@@ -130,16 +183,53 @@ class BatchBuffer:
     def append(self, message: Message) -> None:
         """Add a message behind everything before it."""
         size = sum(map(event_bytes, message.events))
-        batch = self._open(message, size)
         if size <= self.max_batch_bytes - BATCH_OVERHEAD_BYTES and len(message.events) <= self.max_batch_events:
-            batch.events.extend(message.events)
-            batch.bytes += size
-            self.bytes += size
+            batch = self._open(message, size)
+            self._extend(batch, message.events, size)
         else:
-            batch = self._append_in_parts(batch, message)
+            batch = self._append_in_parts(message)
+            size = batch.bytes - BATCH_OVERHEAD_BYTES
         batch.messages += message.messages
         batch.accepted += message.accepted
         batch.blocks += message.blocks
+        batch.marks.append(
+            Mark(
+                message.seq,
+                message.published_at,
+                message.received_at,
+                message.fingerprint,
+                len(batch.events) if batch.split else len(message.events),
+                size,
+                message.messages,
+                message.accepted,
+                message.blocks,
+            )
+        )
+
+    def drop_covered(self, generation: int, last_seq: int) -> list[Mark]:
+        """Take out what is stored already: all of older generations, and of this one up to a number.
+
+        Of a message that is split only part may be stored, so it goes when a later one is.
+        """
+        dropped: list[Mark] = []
+        kept: deque[PendingBatch] = deque()
+        for batch in self._batches:
+            before = batch.bytes
+            if batch.generation < generation:
+                dropped += batch.marks
+                self.bytes -= before
+                continue
+            if batch.generation == generation and (not batch.split or batch.last_seq < last_seq):
+                removed = batch.drop_up_to(last_seq)
+                dropped += removed
+                if batch.last_seq <= last_seq or (removed and not batch.marks):
+                    self.bytes -= before
+                    continue
+                self.bytes -= before - batch.bytes
+            kept.append(batch)
+        self._batches = kept
+        self._head_taken = False
+        return dropped
 
     def head(self) -> PendingBatch | None:
         """The batch to send next (or again); it is closed by this and stays until ``confirm`` or ``drop``."""
@@ -169,6 +259,7 @@ class BatchBuffer:
             if (
                 message.seq == batch.last_seq + 1
                 and message.generation == batch.generation
+                and not batch.split
                 and batch.bytes + size <= self.max_batch_bytes
                 and len(batch.events) + len(message.events) <= self.max_batch_events
             ):
@@ -176,7 +267,7 @@ class BatchBuffer:
                 return batch
         return self._new(message)
 
-    def _new(self, message: Message, part: int = 0) -> PendingBatch:
+    def _new(self, message: Message, part: int = 0, *, split: bool = False) -> PendingBatch:
         batch = PendingBatch(
             generation=message.generation,
             first_seq=message.seq,
@@ -184,21 +275,28 @@ class BatchBuffer:
             published_at=message.published_at,
             received_at=message.received_at,
             part=part,
+            missing=message.missing,
+            split=split,
         )
         self._batches.append(batch)
         self.bytes += batch.bytes
         return batch
 
-    def _append_in_parts(self, batch: PendingBatch, message: Message) -> PendingBatch:
+    def _extend(self, batch: PendingBatch, events: list[Event], size: int) -> None:
+        batch.events.extend(events)
+        batch.bytes += size
+        self.bytes += size
+
+    def _append_in_parts(self, message: Message) -> PendingBatch:
+        """The same parts whatever was in the buffer before, so that replicas of ingest cut alike."""
         limit = self.max_batch_bytes - BATCH_OVERHEAD_BYTES
+        batch = self._new(message, split=True)
         for event in message.events:
             for piece in split_event(event, limit):
                 size = event_bytes(piece)
                 if batch.events and (
                     batch.bytes + size > self.max_batch_bytes or len(batch.events) >= self.max_batch_events
                 ):
-                    batch = self._new(message, part=batch.part + 1)
-                batch.events.append(piece)
-                batch.bytes += size
-                self.bytes += size
+                    batch = self._new(message, part=batch.part + 1, split=True)
+                self._extend(batch, [piece], size)
         return batch

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from schemas.blocks import Tier
 from schemas.registry import StoreBackend
 from schemas.wire import memcache, mooncake, vllm, yuanrong
 from schemas.wire.frames import parse_live
-from schemas.wire.types import RejectReason, WireBatch, WireError
+from schemas.wire.types import RejectReason, WireBatch, WireError, WireRemoved, WireStored
 from services.ingest.registrations import Publisher
 
 
@@ -32,3 +33,19 @@ def is_map(payload: bytes) -> bool:
     """Whether a msgpack body is a map, by its first byte."""
     first = payload[0] if payload else 0
     return 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)
+
+
+def proves_warm_cache(batch: WireBatch) -> bool:
+    """Whether an engine that had just started could not have sent this as its first message.
+
+    A new process has an empty device cache: its first chain has no parent, and it has nothing to remove.
+    """
+    stored: set[int] = set()
+    for event in batch.events:
+        if isinstance(event, WireStored) and event.tier in (None, Tier.NPU):
+            if event.parent is not None and event.parent not in stored:
+                return True
+            stored.update(event.hashes)
+        elif isinstance(event, WireRemoved) and event.tier in (None, Tier.NPU) and not stored.issuperset(event.hashes):
+            return True
+    return False

@@ -4,6 +4,11 @@ One batch of a publisher is on its way at a time; what arrives meanwhile is coll
 broker makes larger batches instead of a longer queue. A batch that is not acknowledged is sent again, the same bytes
 under the same Nats-Msg-Id. After an outage near the broker's duplicate window the stream is asked first whether it
 has the batch already.
+
+Several ingests may follow one publisher. Each batch names the message it expects to be the newest of its subject, so
+the broker takes it only when nobody else has stored something since; otherwise what the other one stored is read, what
+it covers is dropped, and the rest is sent. So the stream holds every message of a publisher once, however replicas cut
+their batches.
 """
 
 import asyncio
@@ -31,6 +36,8 @@ MAX_CLIENT_BACKLOG_BYTES = 1024 * 1024
 SWEEP_SECONDS = 0.1
 RETRY_SECONDS = 0.5
 TRUST_DUPLICATE_WINDOW_SECONDS = 60.0
+STAND_BACK_SECONDS = 0.1
+WRONG_LAST_SEQUENCE = 10071
 
 
 class _Acknowledgement(msgspec.Struct):
@@ -52,7 +59,10 @@ class _Sent:
 
 
 class Lane:
-    """The way of one publisher's batches to its subject."""
+    """The way of one publisher's batches to its subject.
+
+    newest: stream sequence of the subject's newest message, 0 when there is none, None while unknown.
+    """
 
     def __init__(
         self,
@@ -61,14 +71,19 @@ class Lane:
         buffer: BatchBuffer,
         on_stored: Callable[[PendingBatch], None],
         on_refused: Callable[[PendingBatch, str], None],
+        on_overtaken: Callable[[EventBatch], None],
     ) -> None:
         self.number = number
         self.publisher = publisher
         self.buffer = buffer
         self.on_stored = on_stored
         self.on_refused = on_refused
+        self.on_overtaken = on_overtaken
         self.sent: _Sent | None = None
-        self.batches_stored = 0
+        self.sends = 0
+        self.newest: int | None = None
+        self.settling: asyncio.Task[None] | None = None
+        self.not_before = 0.0
 
     @property
     def subject(self) -> str:
@@ -91,13 +106,21 @@ def subject_of(publisher: Publisher) -> str:
     return events_subject(publisher.key.source, record.model, record.instance_id, record.dp_rank)
 
 
-async def last_stored(js: JetStreamContext, subject: str) -> EventBatch | None:
-    """The newest batch that the stream keeps for a subject, None when there is none (or none that can be read)."""
+async def newest_stored(js: JetStreamContext, subject: str) -> tuple[int, EventBatch | None]:
+    """Stream sequence and content of a subject's newest message: (0, None) without one, None for an unreadable one."""
     try:
         message = await js.get_last_msg(EVENTS_STREAM, subject)
-        return decode_event_batch(message.data or b"")
-    except (NotFoundError, BodyError):
-        return None
+    except NotFoundError:
+        return 0, None
+    try:
+        return message.seq or 0, decode_event_batch(message.data or b"")
+    except BodyError:
+        return message.seq or 0, None
+
+
+async def last_stored(js: JetStreamContext, subject: str) -> EventBatch | None:
+    """The newest batch that the stream keeps for a subject, None when there is none (or none that can be read)."""
+    return (await newest_stored(js, subject))[1]
 
 
 def _has_passed(stored: EventBatch, batch: PendingBatch, body: bytes) -> bool:
@@ -150,16 +173,21 @@ class BatchPublisher:
         buffer: BatchBuffer,
         on_stored: Callable[[PendingBatch], None],
         on_refused: Callable[[PendingBatch, str], None],
+        on_overtaken: Callable[[EventBatch], None] = lambda stored: None,
     ) -> Lane:
-        """A lane for a publisher. on_stored: a batch is safe in the stream; on_refused: it can never be stored."""
+        """A lane for a publisher. on_stored: a batch is safe in the stream; on_refused: it can never be stored;
+        on_overtaken: another ingest has stored this batch meanwhile."""
         self._next_lane += 1
-        lane = self._lanes[self._next_lane] = Lane(self._next_lane, publisher, buffer, on_stored, on_refused)
+        lane = Lane(self._next_lane, publisher, buffer, on_stored, on_refused, on_overtaken)
+        self._lanes[self._next_lane] = lane
         return lane
 
     def remove(self, lane: Lane) -> None:
         """Forget a lane; what its buffer holds is the caller's to drop."""
         self._lanes.pop(lane.number, None)
         self._due.pop(lane.number, None)
+        if lane.settling is not None:
+            lane.settling.cancel()
 
     def offer(self, lane: Lane) -> None:
         """The lane's buffer has something to send."""
@@ -173,9 +201,9 @@ class BatchPublisher:
             self._wake.clear()
             due, self._due = self._due, {}
             for lane in due.values():
-                if lane.sent is not None or not len(lane.buffer):
+                if lane.sent is not None or lane.settling is not None or not len(lane.buffer):
                     continue
-                if self._can_send():
+                if self._can_send() and time.monotonic() >= lane.not_before:
                     await self._send_head(lane)
                 else:
                     self._due.setdefault(lane.number, lane)
@@ -211,7 +239,8 @@ class BatchPublisher:
             self.offer(lane)
             return
         now = time.monotonic()
-        lane.sent = _Sent(body, lane.batches_stored, now, now)
+        lane.sends += 1
+        lane.sent = _Sent(body, lane.sends, now, now)
         await self._publish(lane, lane.sent, batch)
 
     async def _send_again(self, lane: Lane, sent: _Sent, now: float) -> None:
@@ -232,12 +261,12 @@ class BatchPublisher:
         await self._publish(lane, sent, batch)
 
     async def _publish(self, lane: Lane, sent: _Sent, batch: PendingBatch) -> None:
+        headers = {"Nats-Msg-Id": lane.message_id(batch)}
+        if lane.publisher.sole and lane.newest is not None:
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(lane.newest)
         try:
             await self._nc.publish(
-                lane.subject,
-                sent.body,
-                reply=f"{self._inbox}.{lane.number}-{sent.number}",
-                headers={"Nats-Msg-Id": lane.message_id(batch)},
+                lane.subject, sent.body, reply=f"{self._inbox}.{lane.number}-{sent.number}", headers=headers
             )
         except (NatsError, OSError) as error:
             self._failed(sent, f"NATS: {error}")
@@ -259,14 +288,34 @@ class BatchPublisher:
         except msgspec.DecodeError as error:
             self._failed(sent, f"acknowledgement cannot be read: {error}")
             return
+        if acknowledgement.error is not None and acknowledgement.error.get("err_code") == WRONG_LAST_SEQUENCE:
+            lane.sent = None
+            lane.settling = asyncio.create_task(self._settle(lane))
+            return
         if acknowledgement.error is not None:
             self._failed(sent, f"JetStream refused a batch: {acknowledgement.error.get('description', 'no reason')}")
             return
+        lane.newest = acknowledgement.seq
         self._confirm(lane)
+
+    async def _settle(self, lane: Lane) -> None:
+        """Another ingest has stored something of this publisher: learn what, and go on behind it."""
+        while lane.number in self._lanes:
+            try:
+                lane.newest, stored = await newest_stored(self._js, lane.subject)
+            except (NatsError, TimeoutError) as error:
+                self.trouble = f"NATS: {error or type(error).__name__}"
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            if stored is not None:
+                lane.on_overtaken(stored)
+            break
+        lane.settling = None
+        lane.not_before = 0.0 if len(lane.buffer) else time.monotonic() + STAND_BACK_SECONDS
+        self.offer(lane)
 
     def _confirm(self, lane: Lane) -> None:
         lane.sent = None
-        lane.batches_stored += 1
         self.trouble = ""
         lane.on_stored(lane.buffer.confirm())
         if len(lane.buffer):

@@ -1,7 +1,8 @@
 """From registry records to the ZMQ publishers that ingest listens to."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from schemas.blocks import Tier
@@ -30,7 +31,7 @@ class Publisher:
     dialect: ``vllm`` for the socket that carries an engine's NPU events (its offload events come there too);
     ``pool`` for memory pools and for the cpu / disk sockets of a node's pool worker.
     primary: its sequence and generation are the registration's. An engine's further sockets restart on their own.
-    sole: the registration has no other socket.
+    sole: the registration has no other socket. shared: several ranks of the instance are registered with this socket.
     """
 
     key: PublisherKey
@@ -39,6 +40,14 @@ class Publisher:
     dialect: Dialect
     primary: bool = True
     sole: bool = True
+    shared: bool = False
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where this socket's messages can be had again, None where they cannot."""
+        if self.record.kind == "pool" or not self.primary or self.dialect != "vllm":
+            return None
+        return self.record.replay_endpoint or None
 
 
 def publishers_of(record: EngineRecord | PoolRecord) -> list[Publisher]:
@@ -64,4 +73,9 @@ def publishers_of(record: EngineRecord | PoolRecord) -> list[Publisher]:
 
 def publishers_by_key(records: Iterable[EngineRecord | PoolRecord]) -> dict[PublisherKey, Publisher]:
     """All publishers of a registry, in its order."""
-    return {publisher.key: publisher for record in records for publisher in publishers_of(record)}
+    publishers = {publisher.key: publisher for record in records for publisher in publishers_of(record)}
+    ranks = Counter((key.source, key.instance_id, key.endpoint) for key in publishers if publishers[key].primary)
+    return {
+        key: replace(publisher, shared=ranks[key.source, key.instance_id, key.endpoint] > 1 and publisher.primary)
+        for key, publisher in publishers.items()
+    }

@@ -11,9 +11,9 @@ from typing import Protocol
 from schemas.blocks import unpack_hashes
 from schemas.events import Cleared, Event, Removed, StateNote, Stored
 from schemas.wire.types import Rejected
-from services.ingest.intake import DROPPED_BUFFER_FULL, Intake, Outcome
+from services.ingest.arrivals import Arrival
+from services.ingest.intake import Intake, Outcome
 from services.ingest.registrations import Publisher
-from services.ingest.stream import Arrival
 from services.ingest.subscriptions import Subscription
 from services.ingest.zmq_sockets import Link
 from services.runtime.logging import RateLimited, get_logger, kv_event_wanted, log_kv_event
@@ -44,7 +44,9 @@ class Reporter:
         self._log = get_logger(SERVICE)
 
     def message(self, intake: Intake, outcome: Outcome) -> None:
-        """One ZMQ message was handled."""
+        """What became of one message. A replay's copies of what was taken are not news."""
+        if outcome.arrival is Arrival.REPLAYED:
+            return
         if kv_event_wanted("received"):
             self._log_states(intake, outcome)
         if self._may_note():
@@ -62,6 +64,8 @@ class Reporter:
             self._log.info(
                 "publisher_restarted", **_names(publisher), seq=outcome.seq, generation=intake.stream.generation
             )
+        elif outcome.arrival is Arrival.COUNTER_RESET:
+            self._warn(publisher, "publisher_numbers_began_anew", seq=outcome.seq)
 
     def link(self, subscription: Subscription, link: Link) -> None:
         """The connection to a publisher changed."""
@@ -90,8 +94,8 @@ class Reporter:
     def _complain(self, publisher: Publisher, outcome: Outcome) -> None:
         for refusal in outcome.rejected:
             self._warn(publisher, "refused", key=refusal.reason, reason=refusal.reason, detail=refusal.detail)
-        if outcome.dropped == DROPPED_BUFFER_FULL:
-            self._warn(publisher, "buffer_full", seq=outcome.seq)
+        if outcome.dropped in (Arrival.BUFFER_FULL, Arrival.WAITING_FULL):
+            self._warn(publisher, outcome.dropped, seq=outcome.seq)
 
     def _warn(self, publisher: Publisher, event: str, *, key: str = "", **fields: object) -> None:
         held_back = self._limiter.allow((event, key, publisher.key))

@@ -38,3 +38,17 @@ class IngestSettings(BaseModel):
         if self.reconnect_min > self.reconnect_max:
             raise ValueError(f"reconnect_min {self.reconnect_min} is above reconnect_max {self.reconnect_max}")
         return self
+
+    hold_messages: int = Field(20_000, ge=16, description="messages of a publisher that wait while a gap is repaired")
+    hold_bytes: int = Field(16 * 1024 * 1024, ge=65_536, description="bytes of a publisher that wait meanwhile")
+    replay_timeout: float = Field(
+        2.0,
+        gt=0,
+        le=60,
+        description="a replay that brings nothing for so long is over; what is missing is asked for again",
+    )
+    replay_attempts: int = Field(3, ge=1, le=20, description="replays without progress before a gap is given up")
+    max_replays: int = Field(32, ge=1, le=1024, description="replays at a time; further publishers wait their turn")
+    verify_interval: float = Field(
+        10.0, ge=0.1, description="a publisher that was quiet for so long is asked whether its last message was heard"
+    )

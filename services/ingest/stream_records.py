@@ -17,6 +17,7 @@ from nats.errors import Error as NatsError
 from schemas.streams import StreamRecord, StreamState, dump_stream_record
 from schemas.subjects import STREAMS_BUCKET, stream_key
 from services.ingest.subscriptions import Subscription
+from services.runtime.logging import get_logger
 
 SCAN_SECONDS = 0.2
 REPEATS_PER_TTL = 3
@@ -27,6 +28,9 @@ WORST_FIRST = (
     StreamState.UNKNOWN,
     StreamState.LIVE,
 )
+
+log = get_logger("ingest")
+
 StreamKey = tuple[str, str, int]
 
 
@@ -73,6 +77,7 @@ def stream_record(sockets: Sequence[Subscription], since: float, now: float, wri
         last_seq=stream.last_seq,
         missing=sum(item.intake.stream.missed for item in sockets),
         gaps=sum(item.intake.stream.gaps for item in sockets),
+        repaired=stream.repaired,
         restarts=stream.restarts,
         last_message_at=max(item.intake.last_received_at for item in sockets) or None,
         received=sum(tally.received for tally in tallies),
@@ -116,6 +121,14 @@ class StreamRecords:
             if told is None or (told.state, told.generation) != (state, generation):
                 since = told.since if told is not None and told.state is state else now
                 told = self._told[key] = _Told(state, generation, since, 0.0)
+                log.info(
+                    "stream_state",
+                    source=key[0],
+                    instance_id=key[1],
+                    dp_rank=key[2],
+                    state=state,
+                    generation=generation,
+                )
             if now - told.at >= self._repeat and await self._publish(
                 key, stream_record(own, told.since, now, self._writer)
             ):

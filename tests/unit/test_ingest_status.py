@@ -6,11 +6,12 @@ import orjson
 
 from schemas.registry import EngineRecord
 from schemas.wire.types import RejectReason
+from services.ingest.arrivals import Lifetime
 from services.ingest.batching import BatchBuffer
 from services.ingest.intake import Intake, MemoryBudget
 from services.ingest.registrations import publishers_of
 from services.ingest.status import publisher_status
-from services.ingest.stream import Lifetime, Stream
+from services.ingest.stream import Stream
 from services.ingest.subscriptions import Subscription
 
 
