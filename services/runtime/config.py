@@ -8,10 +8,10 @@ import os
 import re
 import types
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from services.coordinator.settings import CoordinatorSettings
 from services.ingest.settings import IngestSettings
@@ -59,6 +59,16 @@ class Config(BaseModel):
     matcher: MatcherSettings = Field(default_factory=MatcherSettings)
     router: RouterSettings = Field(default_factory=RouterSettings)
     coordinator: CoordinatorSettings = Field(default_factory=CoordinatorSettings)
+
+    @model_validator(mode="after")
+    def _hears_before_it_doubts(self) -> Self:
+        stale_after, repeated = self.router.stale_after, self.nats.stream_state_ttl
+        if stale_after < repeated:
+            raise ValueError(
+                f"router.stale_after {stale_after} is below nats.stream_state_ttl {repeated}: publishers would be "
+                "hidden between two words of ingest about them; raise the one or lower the other"
+            )
+        return self
 
 
 def load_config(path: str | None = None, environment: dict[str, str] | None = None) -> Config:
@@ -142,7 +152,7 @@ def _explain(error: ValidationError, path: str | None, source: dict[str, str]) -
         if item["type"] == "extra_forbidden":
             lines.append(f"{where}: unknown key {dotted}{_suggestion(location)}")
         else:
-            lines.append(f"{where}: {dotted}: {_in_words(item['type'], item['msg'])}")
+            lines.append(f"{where}: {dotted + ': ' if dotted else ''}{_in_words(item['type'], item['msg'])}")
     return "\n".join(lines)
 
 

@@ -88,7 +88,9 @@ class Router:
 async def router_at(url: str, client: Client) -> AsyncIterator[Router]:
     port = free_port()
     settings = RouterSettings(host="127.0.0.1", port=port, stale_after=STALE_AFTER)
-    async with start(Config(nats=NatsSettings(url=url), router=settings), Health("router")):
+    async with start(
+        Config(nats=NatsSettings(url=url, stream_state_ttl=STALE_AFTER), router=settings), Health("router")
+    ):
         router = Router(port, client)
         await router.register()
         yield router

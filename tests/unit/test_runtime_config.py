@@ -150,3 +150,11 @@ def test_waits_in_the_wrong_order_and_sections_of_another_shape_are_explained(tm
         load_config(write(tmp_path, "ingest: {reconnect_min: 5, reconnect_max: 1}"), {})
     with pytest.raises(ConfigError, match="router: must be a mapping of keys and values"):
         load_config(write(tmp_path, "router: 5"), {})
+
+
+def test_po_09_publishers_are_not_doubted_before_ingest_has_spoken_again() -> None:
+    with pytest.raises(
+        ConfigError, match=r"configuration: router\.stale_after 3\.0 is below nats\.stream_state_ttl 15"
+    ):
+        load_config(environment={"KVROUTE_ROUTER__STALE_AFTER": "3"})
+    load_config(environment={"KVROUTE_ROUTER__STALE_AFTER": "3", "KVROUTE_NATS__STREAM_STATE_TTL": "3"})
