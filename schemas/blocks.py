@@ -163,9 +163,10 @@ def pack_hashes(hashes: Iterable[int]) -> bytes:
 
 
 def unpack_hashes(packed: bytes | bytearray | memoryview | array[int]) -> array[int]:
-    """The reverse of pack_hashes. Raises ValueError when the length is not a multiple of 8."""
-    if len(packed) % 8:
-        raise ValueError(f"packed hashes must be a multiple of 8 bytes long, got {len(packed)}")
+    """The reverse of pack_hashes, from any buffer. Raises ValueError when its length is not a multiple of 8 bytes."""
+    view = memoryview(packed).cast("B")
+    if len(view) % 8:
+        raise ValueError(f"packed hashes must be a multiple of 8 bytes long, got {len(view)}")
     values = array("Q")
-    values.frombytes(packed)
+    values.frombytes(view)
     return values

@@ -183,6 +183,7 @@ async def test_t28_salted_blocks_are_invisible_without_their_salt_by_tokens_and_
         ("block_hashes", {}, 0), ("seq_hashes", {}, 0), ("block_hashes", {"cache_salt": "salt"}, 2 * BLOCK),
     ):  # fmt: skip
         answer = await site.router.http.post("/query_by_hash", json=body | {name: hashes} | namespace)
+        assert answer.status_code == 200, answer.text
         assert answer.json()["default"][site.name("A")]["longest_matched"] == expected
     site.publish("A", gpu_store([99], tokens(1, first=50), 98, extra_keys=[["salt"]]))
     assert await site.npu("A", tokens(1, first=50), cache_salt="salt") == 0

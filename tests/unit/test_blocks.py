@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
@@ -117,6 +118,14 @@ def test_medium_words_are_read_without_case_and_unknown_ones_are_unknown(word: s
 @given(st.lists(st.integers(0, 2**64 - 1)))
 def test_packed_hashes_come_back(values: list[int]) -> None:
     assert list(unpack_hashes(pack_hashes(values))) == values
+
+
+def test_hashes_are_unpacked_from_any_buffer_by_its_bytes() -> None:
+    values = array("Q", [1, 2**64 - 1, 3])
+    for buffer in (values, values.tobytes(), bytearray(values.tobytes()), memoryview(values), array("I", [7, 0])):
+        assert unpack_hashes(buffer).tobytes() == memoryview(buffer).cast("B").tobytes()
+    with pytest.raises(ValueError, match="got 4"):
+        unpack_hashes(array("I", [7]))
 
 
 def test_packed_hashes_of_odd_length_are_refused() -> None:

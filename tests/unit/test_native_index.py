@@ -156,6 +156,8 @@ def test_tokens_contents_and_keys_ask_the_same(root: int) -> None:
         assert index.match(keys, candidates, pools) == expected
         assert index.match_tokens(tokens, 16, root, candidates, pools) == expected
         assert index.match_contents(contents.tobytes(), root, candidates, pools) == expected
+        assert index.match_contents(contents, root, candidates, pools) == expected
+        assert index.match_contents(contents[:3], root, candidates, pools)[0] == Coverage(3, 0, 0, 0, 0)
         assert index.match_tokens(memoryview(tokens)[4:], 16, root, candidates, pools)[0] == Coverage(0, 0, 0, 0, 0)
 
 
