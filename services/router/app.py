@@ -10,6 +10,7 @@ from services.router import metrics
 from services.router.consumer import IndexConsumer
 from services.router.freshness import Freshness, StandingMetrics
 from services.router.http_api import Backend, RouterApi
+from services.router.http_query import ROUTES
 from services.router.index import create_index, native_available
 from services.router.index.port import PrefixIndex
 from services.router.progress import CONDITION
@@ -40,7 +41,7 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     announce_index(settings, health)
     health.set(CONDITION, False, "the registry is not read yet")
     api = RouterApi(spaces, health, settings)
-    server = HttpServer(api, settings.host, settings.port)
+    server = HttpServer(api, settings.host, settings.port, direct=api.query, direct_paths=ROUTES)
     await server.start()
     log.info("listening", port=server.port)
     async with contextlib.AsyncExitStack() as stack:

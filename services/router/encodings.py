@@ -5,8 +5,6 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from schemas.native import HASHING_IS_COMPILED, hashing
-
 Encoding = Literal["json", "msgpack"]
 MEDIA_TYPES: dict[Encoding, str] = {"json": "application/json", "msgpack": "application/msgpack"}
 RAW_MEDIA_TYPE = "application/octet-stream"
@@ -43,18 +41,8 @@ def encode_body(value: object, encoding: Encoding) -> bytes:
     return _msgpack_encoder.encode(value) if encoding == "msgpack" else orjson.dumps(value)
 
 
-def decode_body(body: bytes, encoding: Encoding, what: str, tokens_field: bytes | None = None) -> dict[str, Any]:
-    """A request's body as a mapping. tokens_field: a field of JSON whose array of integers may come as packed u32.
-
-    Raises BodyRefusedError.
-    """
-    taken = None
-    if tokens_field is not None and encoding == "json" and HASHING_IS_COMPILED:
-        taken = hashing.take_tokens(body, tokens_field)
-    if taken is not None and tokens_field is not None:
-        fields = decode_body(taken[0], encoding, what)
-        fields[tokens_field.decode()] = taken[1]
-        return fields
+def decode_body(body: bytes, encoding: Encoding, what: str) -> dict[str, Any]:
+    """A request's body as a mapping. Raises BodyRefusedError."""
     try:
         value = _msgpack_decoder.decode(body) if encoding == "msgpack" else orjson.loads(body)
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -42,13 +42,13 @@ class Backend:
 
 
 class RouterApi:
-    """The ASGI application. routes: everything it serves."""
+    """The ASGI application. routes: everything it serves; query: the hot ones, which can also be called directly."""
 
     def __init__(self, spaces: Spaces, health: Health, settings: RouterSettings) -> None:
         self._spaces = spaces
         self._settings = settings
         self._backend: Backend | None = None
-        self._query = QueryRoutes(spaces, settings)
+        self.query = QueryRoutes(spaces, settings)
         self.routes = [
             *registration_routes(lambda: self._backend.registrar if self._backend else None),
             *(Route(path, _only_post, methods=["POST"]) for path in ROUTES),
@@ -65,12 +65,12 @@ class RouterApi:
     def connect(self, backend: Backend) -> None:
         """From now on everything can be answered."""
         self._backend = backend
-        self._query.ready = True
+        self.query.ready = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route one request."""
         if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in ROUTES:
-            await self._query(scope, receive, send)
+            await self.query(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
 

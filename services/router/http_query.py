@@ -1,27 +1,34 @@
 """The hot routes /query and /query_by_hash as plain ASGI: body in, prefix keys, coverage, body out."""
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
 from schemas.registry import EngineRecord
 from services.router import metrics
-from services.router.answers import Answer, mooncake_answer, query_answer
-from services.router.encodings import MEDIA_TYPES, BodyRefusedError, decode_body, encode_body, encoding_of, is_raw
-from services.router.index.port import Coverage
-from services.router.query_request import Query, Route, fields_of_query_string, read_query
+from services.router.answer_text import AnswerText
+from services.router.answers import mooncake_answer, query_answer
+from services.router.encodings import (
+    MEDIA_TYPES,
+    BodyRefusedError,
+    Encoding,
+    decode_body,
+    encode_body,
+    encoding_of,
+    is_raw,
+)
+from services.router.index.port import NOTHING, Coverage
+from services.router.query_request import Query, Route, read_json_query, read_query, read_raw_query
 from services.router.settings import RouterSettings
-from services.router.space import NOTHING
 from services.router.spaces import Spaces
-from services.runtime.logging import get_logger
+from services.runtime.http_protocol import DirectAnswer, Headers
+from services.runtime.logging import debug_is_on, get_logger
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-TOKENS_FIELD = b"token_ids"
 ROUTES: dict[str, Route] = {"/query": "query", "/query_by_hash": "query_by_hash"}
 OUTCOMES = ("hit", "miss", "shorter_than_block", "other_block_size", "no_index", "refused", "starting", "failed")
 OUTCOME_HEADER = b"x-kvroute-outcome"
@@ -56,9 +63,9 @@ async def read_body(receive: Receive, limit: int) -> bytes:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def header(scope: Scope, name: bytes) -> str | None:
+def header(headers: Headers, name: bytes) -> str | None:
     """A request header's value."""
-    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), None)
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 class QueryRoutes:
@@ -68,6 +75,7 @@ class QueryRoutes:
         self._spaces = spaces
         self._settings = settings
         self.ready = False
+        self._texts: dict[tuple[str, str], AnswerText] = {}
         self._seconds = {path: metrics.QUERY_SECONDS.labels(path) for path in ROUTES}
         self._matched = {medium: metrics.MATCHED_BLOCKS.labels(medium) for medium in ("npu", "cpu", "disk")}
         self._outcomes = {
@@ -75,64 +83,81 @@ class QueryRoutes:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle POST /query or POST /query_by_hash."""
-        started = time.perf_counter()
-        path = scope["path"]
-        content_type = header(scope, b"content-type")
-        encoding = encoding_of(content_type)
-        answer: object
+        """Handle POST /query or POST /query_by_hash as ASGI application."""
         try:
-            self._check_length(scope)
-            body = await read_body(receive, self._settings.max_body_bytes)
-            answer, outcome = self._answer(self._read(path, scope, body, content_type), started)
-            status = 200
+            self._check_length(scope["headers"])
+            body = await read_body(receive, self.max_body_bytes)
         except BodyRefusedError as error:
-            answer, status, outcome = {"error": str(error)}, error.status, "refused"
-        except _NotAnsweredError as error:
-            answer, status, outcome = {"error": str(error)}, error.status, error.outcome
+            status, headers, content = self.refuse(scope["path"], scope["headers"], str(error), error.status)
+        else:
+            status, headers, content = self.answer(scope["path"], scope["query_string"], scope["headers"], body)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body that is read."""
+        return self._settings.max_body_bytes
+
+    def answer(self, path: str, query_string: bytes, headers: Headers, body: bytes) -> DirectAnswer:
+        """Status, headers and body of the answer to a whole request."""
+        started = time.perf_counter()
+        content_type = header(headers, b"content-type")
+        encoding = encoding_of(content_type)
+        try:
+            query = self._read(path, query_string, body, content_type)
+            content, outcome = self._answer(query, started, encoding)
+            status = 200
+        except (BodyRefusedError, _NotAnsweredError) as error:
+            content, status = encode_body({"error": str(error)}, encoding), error.status
+            outcome = error.outcome if isinstance(error, _NotAnsweredError) else "refused"
         except Exception:
             log.exception("query_failed", path=path)
-            answer, status, outcome = {"error": "internal error, see the router's log"}, 500, "failed"
-        content = encode_body(answer, encoding)
-        headers = [
+            content = encode_body({"error": "internal error, see the router's log"}, encoding)
+            status, outcome = 500, "failed"
+        self._outcomes[path, outcome].inc()
+        self._seconds[path].observe(time.perf_counter() - started)
+        return status, self._headers(encoding, len(content), outcome), content
+
+    def refuse(self, path: str, headers: Headers, text: str, status: int) -> DirectAnswer:
+        """The answer to a request whose body is not read to its end."""
+        encoding = encoding_of(header(headers, b"content-type"))
+        content = encode_body({"error": text}, encoding)
+        self._outcomes[path, "refused"].inc()
+        return status, self._headers(encoding, len(content), "refused"), content
+
+    def _headers(self, encoding: Encoding, length: int, outcome: str) -> Headers:
+        return [
             (b"content-type", MEDIA_TYPES[encoding].encode()),
-            (b"content-length", str(len(content)).encode()),
+            (b"content-length", b"%d" % length),
             (b"access-control-allow-origin", b"*"),
             (OUTCOME_HEADER, outcome.encode()),
             (FOLLOWING_HEADER, self._spaces.standings.following.encode()),
         ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-        self._outcomes[path, outcome].inc()
-        self._seconds[path].observe(time.perf_counter() - started)
 
-    def _check_length(self, scope: Scope) -> None:
-        length = header(scope, b"content-length")
-        if length is not None and length.isdecimal() and int(length) > self._settings.max_body_bytes:
-            raise BodyRefusedError(
-                f"the body is larger than {self._settings.max_body_bytes} bytes (router.max_body_bytes)", 413
-            )
+    def _check_length(self, headers: Headers) -> None:
+        length = header(headers, b"content-length")
+        if length is not None and length.isdecimal() and int(length) > self.max_body_bytes:
+            raise BodyRefusedError(f"the body is larger than {self.max_body_bytes} bytes (router.max_body_bytes)", 413)
 
-    def _read(self, path: str, scope: Scope, body: bytes, content_type: str | None) -> Query:
-        route = ROUTES[path]
-        if not is_raw(content_type):
-            fields = decode_body(body, encoding_of(content_type), route, TOKENS_FIELD if route == "query" else None)
-            return read_query(fields, route, self._settings.max_tokens)
-        if route != "query":
-            raise BodyRefusedError("/query_by_hash takes JSON or msgpack, not raw tokens", 415)
-        if len(body) % 4:
-            raise BodyRefusedError(f"a raw body must be little-endian u32 tokens, got {len(body)} bytes")
-        fields = fields_of_query_string(scope["query_string"])
-        return read_query(fields, route, self._settings.max_tokens, raw_tokens=body)
+    def _read(self, path: str, query_string: bytes, body: bytes, content_type: str | None) -> Query:
+        route, encoding, max_tokens = ROUTES[path], encoding_of(content_type), self._settings.max_tokens
+        if is_raw(content_type):
+            if route != "query":
+                raise BodyRefusedError("/query_by_hash takes JSON or msgpack, not raw tokens", 415)
+            return read_raw_query(body, query_string, max_tokens)
+        if route == "query" and encoding == "json":
+            return read_json_query(body, max_tokens)
+        return read_query(decode_body(body, encoding, route), route, max_tokens)
 
-    def _answer(self, query: Query, started: float) -> tuple[Answer, str]:
+    def _answer(self, query: Query, started: float, encoding: Encoding) -> tuple[bytes, str]:
         if not self.ready:
             raise _NotAnsweredError(503, "starting", "starting: the registry (NATS) is not reached yet, try again")
         space = self._spaces.find(query.model, query.tenant)
         if space is None:
             raise _NotAnsweredError(404, "no_index", f"no indexer for model={query.model} tenant={query.tenant}")
         # Hashing and matching are one; they are taken apart only for the log line that tells their times.
-        detailed = log.is_enabled_for(logging.DEBUG)
+        detailed = debug_is_on()
         hashing = time.perf_counter()
         keys = query.keys() if detailed else b""
         matching = time.perf_counter()
@@ -142,16 +167,12 @@ class QueryRoutes:
         if query.instance_id is not None:
             chosen = [i for i, engine in enumerate(engines) if engine.instance_id == query.instance_id]
             engines, coverages = [engines[i] for i in chosen], [coverages[i] for i in chosen]
-        dialect = query.dialect
-        if dialect is None and engines and all(engine.registered_with == "mooncake" for engine in engines):
-            dialect = "mooncake"
-        shape = mooncake_answer if dialect == "mooncake" else query_answer
-        answer = shape(query.tenant, engines, coverages, query.block_size, self._spaces.standings)
-        best = max(coverages, key=sum, default=NOTHING)
+        content = self._content(query, engines, coverages, encoding)
+        best = max((coverage for coverage in coverages if coverage is not NOTHING), key=sum, default=NOTHING)
         outcome = _outcome(query, best, engines)
         self._count(query.blocks, best)
         if not detailed:
-            return answer, outcome
+            return content, outcome
         log.debug(
             "query",
             model=query.model,
@@ -165,7 +186,25 @@ class QueryRoutes:
             match_us=round((matched - matching) * 1e6, 1),
             total_us=round((time.perf_counter() - started) * 1e6, 1),
         )
-        return answer, outcome
+        return content, outcome
+
+    def _content(
+        self, query: Query, engines: Sequence[EngineRecord], coverages: Sequence[Coverage], encoding: Encoding
+    ) -> bytes:
+        standings, tenant = self._spaces.standings, query.tenant
+        dialect = query.dialect
+        if dialect is None and engines and all(engine.registered_with == "mooncake" for engine in engines):
+            dialect = "mooncake"
+        if dialect == "mooncake":
+            return encode_body(mooncake_answer(tenant, engines, coverages, query.block_size, standings), encoding)
+        if encoding == "msgpack" or query.instance_id is not None:
+            return encode_body(query_answer(tenant, engines, coverages, query.block_size, standings), encoding)
+        text = self._texts.get((query.model, tenant))
+        if text is None:
+            if len(self._texts) > 2 * len(self._spaces.spaces):
+                self._texts.clear()
+            text = self._texts[query.model, tenant] = AnswerText()
+        return text.render(tenant, engines, coverages, query.block_size, standings)
 
     def _count(self, blocks: int, best: Coverage) -> None:
         metrics.QUERIED_BLOCKS.inc(blocks)

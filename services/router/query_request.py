@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 from urllib.parse import parse_qs
 
@@ -23,10 +24,11 @@ from schemas.blocks import (
     prefix_keys,
     token_bytes,
 )
+from schemas.native import HASHING_IS_COMPILED, hashing
 from schemas.registry import DEFAULT_TENANT, MAX_BLOCK_SIZE, MAX_NAME, RegistrationDialect
 from schemas.wire.extra_keys import canonical_key
 from schemas.wire.refusal import RefusedError
-from services.router.encodings import BodyRefusedError
+from services.router.encodings import BodyRefusedError, decode_body
 from services.router.index.port import Coverage
 from services.router.space import Space
 
@@ -35,6 +37,7 @@ BlockExtra = Mapping[int, tuple[str, ...]]
 MAX_EXTRA_KEYS = 256
 MAX_BLOCKS_WITH_KEYS = 65_536
 MAX_FIELDS = 64
+MAX_REMEMBERED_BYTES = 2048
 _NAMESPACE_FIELDS = ("lora_name", "lora_id", "cache_salt", "extra_keys", "block_extra_keys")
 
 
@@ -55,6 +58,19 @@ class Query:
     block_extra: BlockExtra | None = None
     instance_id: str | None = None
     dialect: RegistrationDialect | None = None
+
+    def of(self, tokens: bytes) -> Query:
+        """The same question about other tokens."""
+        return Query(
+            self.model,
+            self.tenant,
+            self.block_size,
+            tokens,
+            root=self.root,
+            block_extra=self.block_extra,
+            instance_id=self.instance_id,
+            dialect=self.dialect,
+        )
 
     @property
     def blocks(self) -> int:
@@ -215,11 +231,7 @@ def read_query(values: Mapping[str, Any], route: Route, max_tokens: int, raw_tok
     }
     if route == "query":
         tokens = raw_tokens if raw_tokens is not None else fields.tokens()
-        if len(tokens) // 4 > max_tokens:
-            raise BodyRefusedError(
-                f"token_ids has {len(tokens) // 4} tokens, at most {max_tokens} are accepted (router.max_tokens)", 413
-            )
-        return Query(tokens=tokens, **common)
+        return Query(tokens=_limited(tokens, max_tokens), **common)
     name = next((name for name in ("seq_hashes", "block_hash", "block_hashes") if values.get(name) is not None), None)
     if name is None:
         raise fields.refused("missing field block_hashes (content hashes) or seq_hashes (rolling hashes)")
@@ -233,6 +245,42 @@ def read_query(values: Mapping[str, Any], route: Route, max_tokens: int, raw_tok
     if len(hashes) > max_tokens:
         raise BodyRefusedError(f"{name} has {len(hashes)} hashes, at most {max_tokens} are accepted", 413)
     return Query(hashes=hashes, rolling=rolling, **common)
+
+
+def _limited(tokens: bytes, max_tokens: int) -> bytes:
+    if len(tokens) // 4 > max_tokens:
+        raise BodyRefusedError(
+            f"token_ids has {len(tokens) // 4} tokens, at most {max_tokens} are accepted (router.max_tokens)", 413
+        )
+    return tokens
+
+
+def read_raw_query(tokens: bytes, query_string: bytes, max_tokens: int) -> Query:
+    """A body of little-endian u32 tokens with the rest in the URL. Raises BodyRefusedError."""
+    if len(tokens) % 4:
+        raise BodyRefusedError(f"a raw body must be little-endian u32 tokens, got {len(tokens)} bytes")
+    return _question_in_url(query_string).of(_limited(tokens, max_tokens))
+
+
+def read_json_query(body: bytes, max_tokens: int) -> Query:
+    """A JSON body of /query. Raises BodyRefusedError."""
+    taken = hashing.take_tokens(body, b"token_ids") if HASHING_IS_COMPILED else None
+    if taken is None:
+        return read_query(decode_body(body, "json", "query"), "query", max_tokens)
+    rest, tokens = taken
+    read = _question_in_json if len(rest) <= MAX_REMEMBERED_BYTES else _question_in_json.__wrapped__
+    return read(rest).of(_limited(tokens, max_tokens))
+
+
+# What callers ask beside the tokens is much the same from request to request.
+@lru_cache(maxsize=1024)
+def _question_in_url(query_string: bytes) -> Query:
+    return read_query(fields_of_query_string(query_string), "query", 0, b"")
+
+
+@lru_cache(maxsize=1024)
+def _question_in_json(body: bytes) -> Query:
+    return read_query(decode_body(body, "json", "query"), "query", 0)
 
 
 def fields_of_query_string(query_string: bytes) -> dict[str, Any]:

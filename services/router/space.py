@@ -13,14 +13,13 @@ import msgspec
 from schemas.blocks import Tier
 from schemas.events import Holder, IndexCleared, IndexEvent, IndexRemoved, IndexStored, Location, Worker
 from schemas.registry import EngineRecord
-from services.router.index.port import CPU, DISK, NPU, TIERS, Buffer, Candidate, Coverage, PrefixIndex
+from services.router.index.port import CPU, DISK, NOTHING, NPU, TIERS, Buffer, Candidate, Coverage, PrefixIndex
 from services.router.standing import Standings
 
 TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
 SLICE_BLOCKS = 1024
 MAX_HOLDERS = 65_536
 NOBODY = 1
-NOTHING = Coverage(0, 0, 0, 0, 0)
 _HASH_BYTES = 8
 _BLOCKS_PER_HOLDER = 16
 

@@ -144,7 +144,8 @@ def _word(
 class Standings:
     """The standing of every registered publisher, made anew from time to time.
 
-    stale_after: seconds after which the blocks of a stale publisher are not offered.
+    stale_after: seconds after which the blocks of a stale publisher are not offered. version: counts the times that
+    they were made anew.
     """
 
     def __init__(self, stale_after: float) -> None:
@@ -153,6 +154,7 @@ class Standings:
         self._known: dict[PublisherKey, Standing] = {}
         self._pools: dict[str, Standing] = {}
         self.following = Following.CURRENT
+        self.version = 0
 
     def update(
         self,
@@ -182,6 +184,7 @@ class Standings:
         self._known = fresh
         self._pools = {pool_id: standing for (source, pool_id, _), standing in fresh.items() if source == "pool"}
         self._answers = {key: standing.answer(now) for key, standing in fresh.items()}
+        self.version += 1
         return changed
 
     def of_engine(self, instance_id: str, dp_rank: int) -> Standing:

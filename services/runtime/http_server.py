@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import socket
+from collections.abc import Collection
 from typing import Any
 
 import uvicorn
 
-from services.runtime.http_protocol import protocol_with_deadline
+from services.runtime.http_protocol import DirectRoutes, make_protocol
 from services.runtime.logging import get_logger
 
 BACKLOG = 2048
@@ -69,11 +70,23 @@ class SwitchableApp:
 
 
 class HttpServer:
-    """One ASGI application on one port (0: any free one). receive_timeout: seconds a request may take to arrive."""
+    """One ASGI application on one port (0: any free one). receive_timeout: seconds a request may take to arrive.
+
+    direct: answers POST requests to direct_paths by a shorter way than ASGI.
+    """
 
     def __init__(
-        self, app: Any, host: str, port: int, reuse_port: bool = False, receive_timeout: float = RECEIVE_SECONDS
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        reuse_port: bool = False,
+        receive_timeout: float = RECEIVE_SECONDS,
+        direct: DirectRoutes | None = None,
+        direct_paths: Collection[str] = (),
     ) -> None:
+        self._direct = direct
+        self._direct_paths = direct_paths
         self._app = app
         self._host = host
         self._port = port
@@ -98,7 +111,7 @@ class HttpServer:
             access_log=False,
             lifespan="off",
             interface="asgi3",
-            http=protocol_with_deadline(self._receive_timeout),
+            http=make_protocol(self._receive_timeout, self._direct, self._direct_paths),
             ws="none",
             server_header=False,
             timeout_keep_alive=75,

@@ -20,6 +20,7 @@ MAX_DEPTH = 6
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 _kv_event_level = _LEVELS["info"]
+_level = _LEVELS["info"]
 
 
 _USER_IN_URL = re.compile(r"(?<=://)[^/?#\s]*@")
@@ -86,8 +87,9 @@ class _Output:
 
 def configure_logging(service: str, settings: LoggingSettings, stream: TextIO | None = None) -> None:
     """Set up structlog and the standard library's logging of this process. Safe to call again."""
-    global _kv_event_level
+    global _kv_event_level, _level
     target = stream or sys.stderr
+    _level = _LEVELS[settings.level]
     _kv_event_level = _LEVELS[settings.kv_events]
     on_terminal = target.isatty() if hasattr(target, "isatty") else False
     console = settings.format == "console" or (settings.format == "auto" and on_terminal)
@@ -129,6 +131,11 @@ class _ToStructlog(logging.Handler):
         logger = structlog.get_logger(record.name)
         extra = {"exc_info": record.exc_info} if record.exc_info else {}
         logger.log(record.levelno, "library", library=record.name, message=message, **extra)
+
+
+def debug_is_on() -> bool:
+    """Whether debug lines are written; for what is worth asking before a line's figures are gathered."""
+    return _level <= _LEVELS["debug"]
 
 
 def get_logger(name: str) -> FilteringBoundLogger:

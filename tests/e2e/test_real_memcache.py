@@ -87,7 +87,7 @@ async def engine() -> AsyncIterator[EngineStub]:
 async def test_a_lost_local_service_is_heard_and_clears_nothing_that_it_does_not_name(
     meta_service: MetaService, engine: EngineStub, router: Router, pipeline: Pipeline
 ) -> None:
-    """The real event names the medium disk and an empty backend_id: counted, and nothing of the index goes."""
+    """The real event names the medium disk and an empty backend_id: it is about no node, and nothing of one goes."""
     instance, pool = unique("engine"), unique("memcache-pool")
     await router.register_engine(MODEL, instance, engine.publisher, BLOCK_SIZE)
     tokens = list(range(BLOCK_SIZE))
@@ -114,5 +114,5 @@ async def test_a_lost_local_service_is_heard_and_clears_nothing_that_it_does_not
         events = (await pipeline.publisher(meta_service.endpoint))["events"]
         return events["received"], events["rejected"], events["dropped"]
 
-    await eventually(heard, (1, {}, {"cleared_without_location": 1}), DEADLINE_SECONDS)
+    await eventually(heard, (1, {}, {}), DEADLINE_SECONDS)
     assert await router.counts(MODEL, BLOCK_SIZE, tokens, instance) == Counts(npu=1, matched=BLOCK_SIZE)

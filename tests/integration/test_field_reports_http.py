@@ -86,7 +86,7 @@ async def test_ht_02_cancelled_calls_give_their_connections_back() -> None:
         assert door.load.total == 0
         before = time.monotonic()
         assert (await caller.post("/v1/completions", json=COMPLETION)).status_code == 200
-        assert time.monotonic() - before < 0.5
+        assert time.monotonic() - before < 2.0
     await engine.stop(0.2)
 
 

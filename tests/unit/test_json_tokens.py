@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from schemas.blocks import token_bytes
 from schemas.native import HASHING_IS_COMPILED, hashing
-from services.router.encodings import BodyRefusedError, decode_body
+from services.router.encodings import BodyRefusedError
+from services.router.query_request import read_json_query
 
 FIELD = b"token_ids"
 
@@ -75,7 +76,7 @@ def test_what_is_not_plain_is_left_to_the_full_reader(body: bytes) -> None:
 )
 def test_a_body_that_is_broken_elsewhere_is_refused_all_the_same(body: bytes) -> None:
     with pytest.raises(BodyRefusedError, match="not json"):
-        decode_body(body, "json", "query", FIELD)
+        read_json_query(body, 100)
 
 
 def test_nested_fields_of_the_same_name_are_not_meant() -> None:

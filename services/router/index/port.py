@@ -69,6 +69,9 @@ class Coverage(NamedTuple):
     disk_remote: int
 
 
+NOTHING = Coverage(0, 0, 0, 0, 0)
+
+
 class StoreResult(NamedTuple):
     """What became of a store, in blocks.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from services.router.index.native._core import Core
-from services.router.index.port import Buffer, Candidate, Coverage, IndexStats, StoreResult
+from services.router.index.port import NOTHING, Buffer, Candidate, Coverage, IndexStats, StoreResult
 
 if TYPE_CHECKING:
     from services.router.index.native._core import Candidates as PackedCandidates
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_MAX_WAITING_BLOCKS = 262_144
 DEFAULT_MAX_BLOCKS = 20_000_000
 _COVERAGE = struct.Struct("=5I")
+_NOTHING = (0, 0, 0, 0, 0)
 
 
 class NativeIndex:
@@ -133,4 +134,5 @@ class NativeIndex:
 
 
 def _unpacked(packed: bytes) -> list[Coverage]:
-    return [Coverage._make(counts) for counts in _COVERAGE.iter_unpack(packed)]
+    make = Coverage._make
+    return [make(counts) if counts != _NOTHING else NOTHING for counts in _COVERAGE.iter_unpack(packed)]
