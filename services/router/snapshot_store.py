@@ -1,15 +1,15 @@
 """Snapshots in the object store ``kv_snapshots``: two slots, written in turns, so that a whole one always exists."""
 
 import asyncio
+import base64
 import contextlib
+import hashlib
 from dataclasses import dataclass
-from io import BufferedIOBase
-from typing import cast
 
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ObjectMeta, ObjectMetaOptions
-from nats.js.errors import BadObjectMetaError, DigestMismatchError, NotFoundError
+from nats.js.api import AckPolicy, ConsumerConfig, ObjectMeta, ObjectMetaOptions
+from nats.js.errors import BadObjectMetaError, NotFoundError
 from nats.js.object_store import ObjectStore
 
 from schemas.subjects import SNAPSHOT_BUCKET
@@ -17,6 +17,9 @@ from services.router.snapshot_form import SnapshotRefusedError
 
 SLOTS = ("router.0", "router.1")
 CHUNK_BYTES = 512 * 1024
+PIECES_AT_ONCE = 16
+PIECE_SECONDS = 10.0
+_STREAM = f"OBJ_{SNAPSHOT_BUCKET}"
 _CHUNKS = f"$O.{SNAPSHOT_BUCKET}.C."
 _PROTOCOL_BYTES = 4096
 
@@ -30,17 +33,6 @@ class Slot:
     position: int
     size: int
     chunks: str
-
-
-class _Sink:
-    """Takes what the object store hands over piece by piece (joined once: adding up bytes copies them every time)."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def write(self, piece: bytes) -> int:
-        self.pieces.append(piece)
-        return len(piece)
 
 
 class SnapshotStore:
@@ -65,17 +57,37 @@ class SnapshotStore:
 
     async def load(self, slot: Slot, timeout: float) -> bytes:
         """The body of a snapshot. Raises SnapshotRefusedError when it is not whole."""
-        store, sink = await self._store(), _Sink()
         try:
+            info = await (await self._store()).get_info(slot.name)
             async with asyncio.timeout(timeout):
-                await store.get(slot.name, writeinto=cast(BufferedIOBase, sink))
-        except DigestMismatchError:
-            raise SnapshotRefusedError("damaged", "its digest is wrong") from None
+                pieces = await self._pieces(info.nuid or "", info.chunks or 0)
         except (NotFoundError, BadObjectMetaError):
             raise SnapshotRefusedError("damaged", "it is gone or its description cannot be read") from None
         except TimeoutError:
             raise SnapshotRefusedError("damaged", f"it was not whole after {timeout:.0f} s") from None
-        return b"".join(sink.pieces)
+        body = b"".join(pieces)
+        digest = await asyncio.to_thread(hashlib.sha256, body)
+        if info.digest != f"SHA-256={base64.urlsafe_b64encode(digest.digest()).decode()}":
+            raise SnapshotRefusedError("damaged", "its digest is wrong")
+        return body
+
+    async def _pieces(self, chunks: str, number: int) -> list[bytes]:
+        """The pieces of an object, in order. Raises TimeoutError when one does not come.
+
+        Not ObjectStore.get: its push consumer spends most of the time waiting for flow control (2 s for 100 MB, a pull
+        takes 0.3 s), and it waits for ever where pieces are missing.
+        """
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True, inactive_threshold=PIECE_SECONDS * 2)
+        subscription = await self._js.pull_subscribe(f"{_CHUNKS}{chunks}", stream=_STREAM, config=config)
+        try:
+            pieces: list[bytes] = []
+            while len(pieces) < number:
+                wanted = min(PIECES_AT_ONCE, number - len(pieces))
+                pieces += [message.data for message in await subscription.fetch(wanted, timeout=PIECE_SECONDS)]
+            return pieces
+        finally:
+            with contextlib.suppress(NatsError, TimeoutError):
+                await subscription.unsubscribe()
 
     async def save(self, stream: int, position: int, body: bytes) -> None:
         """Write over the older slot; pieces that nothing refers to any more go first."""
@@ -92,8 +104,8 @@ class SnapshotStore:
 
     async def _purge_orphans(self, used: set[str]) -> None:
         """A writer that died in the middle leaves pieces without a description."""
-        info = await self._js.stream_info(f"OBJ_{SNAPSHOT_BUCKET}", subjects_filter=f"{_CHUNKS}>")
+        info = await self._js.stream_info(_STREAM, subjects_filter=f"{_CHUNKS}>")
         for subject in info.state.subjects or {}:
             if subject.removeprefix(_CHUNKS) not in used:
                 with contextlib.suppress(NatsError, TimeoutError):
-                    await self._js.purge_stream(f"OBJ_{SNAPSHOT_BUCKET}", subject=subject)
+                    await self._js.purge_stream(_STREAM, subject=subject)

@@ -282,3 +282,19 @@ async def test_stopping_in_the_middle_of_a_message_finishes_it_first(url: str) -
         await replica.consumer.stop()
         assert replica.matched(1) == 1
         assert replica.consumer.position == 1
+
+
+async def test_a_snapshot_of_which_pieces_are_missing_is_refused_and_does_not_keep_the_router_waiting(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.snapshot_store.CHUNK_BYTES", 64)
+    monkeypatch.setattr("services.router.snapshot_store.PIECE_SECONDS", 0.3)
+    async with replica_of(url) as first:
+        await first.start()
+        assert await first.consumer.wait_for(await first.publish(1), 5)
+        await first.snapshots.write()
+        (slot,) = await SnapshotStore(first.js).slots()
+        await first.js.purge_stream(f"OBJ_{SNAPSHOT_BUCKET}", subject=f"$O.{SNAPSHOT_BUCKET}.C.{slot.chunks}", keep=1)
+    async with replica_of(url) as second:
+        assert not await second.start()
+        assert second.matched(1) == 1
