@@ -5,11 +5,12 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
+from services.runtime.bounded_bodies import TooComplexError, check_json, read_msgpack
+
 Encoding = Literal["json", "msgpack"]
 MEDIA_TYPES: dict[Encoding, str] = {"json": "application/json", "msgpack": "application/msgpack"}
 RAW_MEDIA_TYPE = "application/octet-stream"
 
-_msgpack_decoder = msgspec.msgpack.Decoder()
 _msgpack_encoder = msgspec.msgpack.Encoder()
 
 
@@ -44,7 +45,13 @@ def encode_body(value: object, encoding: Encoding) -> bytes:
 def decode_body(body: bytes, encoding: Encoding, what: str) -> dict[str, Any]:
     """A request's body as a mapping. Raises BodyRefusedError."""
     try:
-        value = _msgpack_decoder.decode(body) if encoding == "msgpack" else orjson.loads(body)
+        if encoding == "msgpack":
+            value = read_msgpack(body)
+        else:
+            check_json(body)
+            value = orjson.loads(body)
+    except TooComplexError as error:
+        raise BodyRefusedError(f"invalid {what} request body: {error}", 413) from None
     except (orjson.JSONDecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BodyRefusedError(f"invalid {what} request body: not {encoding}: {error}") from None
     if not isinstance(value, dict):

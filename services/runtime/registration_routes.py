@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgpack
+import msgspec
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from services.runtime.bounded_bodies import TooComplexError, check_json, read_msgpack
 from services.runtime.metrics import counter
 from services.runtime.registrar import Registrar
 from services.runtime.registration_answers import Answer, starting
@@ -62,8 +64,13 @@ async def read_object(request: Request, limit: int = MAX_BODY_BYTES) -> Any:
         raise BodyRefusedError(400, "the client went away before its body was complete", "incomplete_body") from None
     body = b"".join(chunks)
     try:
-        return msgpack.unpackb(body) if speaks_msgpack(request) else orjson.loads(body)
-    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        if speaks_msgpack(request):
+            return read_msgpack(body)
+        check_json(body)
+        return orjson.loads(body)
+    except TooComplexError as error:
+        raise BodyRefusedError(413, f"invalid request body: {error}", "body_too_complex") from error
+    except (ValueError, RecursionError, msgspec.DecodeError) as error:
         form = "msgpack" if speaks_msgpack(request) else "JSON"
         raise BodyRefusedError(400, f"invalid {form} request body: {error}", "invalid_body") from error
 

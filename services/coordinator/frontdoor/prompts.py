@@ -6,6 +6,8 @@ from typing import Any
 
 import orjson
 
+from services.runtime.bounded_bodies import TooComplexError, check_json
+
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 
 # What vLLM's /tokenize takes beside the messages; it must see them, or it renders another prompt than the engine.
@@ -37,7 +39,10 @@ class Prompt:
 def read_prompt(body: bytes, path: str) -> Prompt:
     """Read the body of a request to one of the front door's paths. Raises RequestRefusedError."""
     try:
+        check_json(body)
         fields = orjson.loads(body)
+    except TooComplexError as error:
+        raise RequestRefusedError(f"the body is too complex: {error}") from None
     except orjson.JSONDecodeError as error:
         raise RequestRefusedError(f"the body is not JSON: {error}") from None
     if not isinstance(fields, dict):
