@@ -8,6 +8,7 @@ import typer
 
 from kvroute.sim.engine import EngineSettings, SimulatedEngine, own_address
 from kvroute.sim.engine_rank import RankSpec
+from kvroute.sim.fault_names import describe_faults, parse_fault
 from kvroute.sim.hosting import host_engine, host_pool, say
 from kvroute.sim.memcache_events import DEFAULT_TENANT, MetaServiceNames
 from kvroute.sim.metaservice import SimulatedMetaService
@@ -22,7 +23,7 @@ AdvertiseHost = Annotated[str | None, typer.Option(help="Address others use, whe
 RouterUrl = Annotated[str | None, typer.Option(help="Router to register at, and to unregister from at the end.")]
 
 
-@app.command()
+@app.command(epilog="Faults: \n\n" + "\n\n".join(describe_faults()))
 def engine(
     name: Annotated[str, typer.Option(help="Instance name, unique in the cluster.")] = "sim-engine",
     model: Model = "demo-model",
@@ -41,12 +42,20 @@ def engine(
     prefill_rate: Annotated[float, typer.Option(min=1, help="Tokens a DP rank computes per second.")] = 10_000,
     hash_seed: Annotated[str | None, typer.Option(help="PYTHONHASHSEED of the engine; unset: vLLM's default.")] = None,
     router: RouterUrl = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(help="Misbehave, NAME or NAME=VALUE; may be repeated. The list below says how.", metavar="FAULT"),
+    ] = None,
 ) -> None:
     """A vLLM-like engine: OpenAI API, KV events and replay on ZMQ, metrics; answers are letters, caches are real."""
     if pool and own_cpu_blocks:
         raise typer.BadParameter("an engine has either a CPU tier of its own or a pool", param_hint="--own-cpu-blocks")
     if not pool:
         pool_cpu_blocks = pool_disk_blocks = 0
+    try:
+        faults = tuple(map(parse_fault, fault or ()))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--fault") from None
     settings = EngineSettings(
         name=name,
         model=model,
@@ -61,6 +70,7 @@ def engine(
         pool_url=pool,
         pool_cpu_blocks=pool_cpu_blocks,
         pool_disk_blocks=pool_disk_blocks,
+        faults=faults,
     )
 
     async def run() -> None:

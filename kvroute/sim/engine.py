@@ -9,8 +9,10 @@ import zmq.asyncio
 from kvroute.sim.engine_http import engine_app
 from kvroute.sim.engine_metrics import EngineMetrics
 from kvroute.sim.engine_rank import RankSpec
+from kvroute.sim.fault_names import Fault
+from kvroute.sim.faults import RankFaults
 from kvroute.sim.pool_client import PoolClient, PoolUnavailableError
-from kvroute.sim.publisher import DEFAULT_TOPIC, EventPublisher, WireFilter, send_unchanged
+from kvroute.sim.publisher import DEFAULT_BUFFER_STEPS, DEFAULT_TOPIC, EventPublisher
 from kvroute.sim.rank_server import FirstToken, Prompt, RankServer
 from kvroute.sim.registration import ENGINE_TYPE, MEMCACHE, NO_POOL, Registration
 from kvroute.sim.timing import Speed
@@ -46,7 +48,7 @@ class EngineSettings:
     pool_cpu_blocks: int = 0
     pool_disk_blocks: int = 0
     topic: bytes = DEFAULT_TOPIC
-    wire_filter: WireFilter = send_unchanged
+    faults: tuple[Fault, ...] = ()
 
     @property
     def address(self) -> str:
@@ -96,6 +98,8 @@ class SimulatedEngine:
                 "replay_endpoint": self.replay_endpoint(server.dp_rank),
                 "store_backend": MEMCACHE if settings.pool_url else NO_POOL,
                 "url": self.url,
+                # A full report repeats stores that are removed once: they must not add up.
+                "counted": not any(fault.name == "reannounce" for fault in settings.faults),
             }
             for server in self.ranks
         ]
@@ -104,16 +108,26 @@ class SimulatedEngine:
         """Bind all ports and attach to the pool (or later, with the first put). Raises OSError naming a taken port."""
         settings = self.settings
         for dp_rank in range(settings.dp_size):
+            faults = RankFaults(settings.faults, seed=dp_rank + 1)
             publisher = EventPublisher(
                 self._context,
                 _bind_address(settings.host, settings.events_port, dp_rank),
                 _bind_address(settings.host, settings.replay_port, dp_rank),
                 topic=settings.topic,
-                wire_filter=settings.wire_filter,
+                buffer_steps=faults.buffer_steps or DEFAULT_BUFFER_STEPS,
+                wire_filter=faults.wire,
+                replay_manner=faults.replay_manner,
             )
             self.ranks.append(
                 RankServer(
-                    dp_rank, settings.model, settings.rank, settings.speed, publisher, self._pool, self._count_served
+                    dp_rank,
+                    settings.model,
+                    settings.rank,
+                    settings.speed,
+                    publisher,
+                    self._pool,
+                    self._count_served,
+                    faults,
                 )
             )
         await self._server.start()

@@ -3,7 +3,7 @@
 Order of events, blocks and evictions follow vLLM's scheduler step by step (compared with a real engine's capture).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kvroute.sim.block_hashes import hash_blocks, low64, none_hash
@@ -50,10 +50,21 @@ class Run:
 
 
 class EngineRank:
-    """Block bookkeeping of one DP rank. Call ``start``, ``step_events``, ``decode``, ``step_events``, ``finish``."""
+    """Block bookkeeping of one DP rank. Call ``start``, ``step_events``, ``decode``, ``step_events``, ``finish``.
 
-    def __init__(self, spec: RankSpec) -> None:
+    wire_name: how events name a block in a medium. announce_hits: blocks that a prompt hits are announced again.
+    """
+
+    def __init__(
+        self,
+        spec: RankSpec,
+        wire_name: Callable[[bytes, str], int | bytes] = lambda block_hash, medium: low64(block_hash),
+        *,
+        announce_hits: bool = False,
+    ) -> None:
         self.spec = spec
+        self._wire_name = wire_name
+        self._announce_hits = announce_hits
         self.pool = BlockPool(spec.npu_blocks)
         self.own_cpu = OwnCpuTier(spec.own_cpu_blocks) if spec.own_cpu_blocks else None
         self._root = none_hash(spec.hash_seed)
@@ -107,6 +118,8 @@ class EngineRank:
         run.blocks, run.named = hit_blocks, npu_hits
         run.reserved = total - npu_hits
         self._reserved += run.reserved
+        if self._announce_hits and npu_hits:
+            self._pending.append(self._stored(run, 0, npu_hits))
         self._grow(run)
         self._offload(run)
         return run
@@ -173,23 +186,26 @@ class EngineRank:
             )
         if run.named == len(run.hashes):
             return
-        size, first, last = self.spec.block_size, run.named, len(run.hashes)
+        first, last = run.named, len(run.hashes)
         for position in range(first, last):
             self.pool.assign(run.blocks[position], run.hashes[position])
         run.named = last
-        self._pending.append(
-            BlockStored(
-                block_hashes=[low64(block_hash) for block_hash in run.hashes[first:last]],
-                parent_block_hash=low64(run.hashes[first - 1]) if first else None,
-                token_ids=run.tokens[first * size : last * size],
-                block_size=size,
-                lora_id=None,
-                medium=GPU,
-                lora_name=run.lora_name,
-                extra_keys=[_event_keys(run, position) for position in range(first, last)],
-                group_idx=MAIN_GROUP,
-                kv_cache_spec_kind=FULL_ATTENTION,
-            )
+        self._pending.append(self._stored(run, first, last))
+
+    def _stored(self, run: Run, first: int, last: int) -> BlockStored:
+        """Device blocks of a run from position ``first`` up to ``last``, as an event."""
+        size = self.spec.block_size
+        return BlockStored(
+            block_hashes=[low64(block_hash) for block_hash in run.hashes[first:last]],
+            parent_block_hash=low64(run.hashes[first - 1]) if first else None,
+            token_ids=run.tokens[first * size : last * size],
+            block_size=size,
+            lora_id=None,
+            medium=GPU,
+            lora_name=run.lora_name,
+            extra_keys=[_event_keys(run, position) for position in range(first, last)],
+            group_idx=MAIN_GROUP,
+            kv_cache_spec_kind=FULL_ATTENTION,
         )
 
     def _offload(self, run: Run) -> None:
@@ -201,14 +217,14 @@ class EngineRank:
         if evicted:
             self._pending.append(
                 BlockRemoved(
-                    block_hashes=[low64(gone) for gone in evicted],
+                    block_hashes=[self._wire_name(gone, OFFLOAD_CONNECTOR_MEDIUM) for gone in evicted],
                     medium=OFFLOAD_CONNECTOR_MEDIUM,
                     group_idx=MAIN_GROUP,
                 )
             )
         self._copying.extend(
             BlockStored(
-                block_hashes=[low64(block_hash)],
+                block_hashes=[self._wire_name(block_hash, OFFLOAD_CONNECTOR_MEDIUM)],
                 parent_block_hash=None,
                 token_ids=[],
                 block_size=0,

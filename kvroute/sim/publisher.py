@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import zmq
@@ -13,6 +15,7 @@ END_OF_REPLAY = b"\xff" * 8
 DEFAULT_TOPIC = b"kv-events"
 DEFAULT_BUFFER_STEPS = 10_000
 SUBSCRIPTION_POLL_SECONDS = 0.01
+REBIND_SECONDS = 0.02
 
 Frames = tuple[bytes, bytes, bytes]
 WireFilter = Callable[[Frames], Iterable[Frames]]
@@ -21,6 +24,20 @@ WireFilter = Callable[[Frames], Iterable[Frames]]
 def send_unchanged(frames: Frames) -> Iterable[Frames]:
     """The wire filter of a healthy publisher; another one may drop, repeat, delay or spoil messages."""
     return (frames,)
+
+
+@dataclass(frozen=True)
+class ReplayManner:
+    """How replays are answered. limit: messages after which one stops in silence; loss: probability per message."""
+
+    answers: bool = True
+    topic: bool = True
+    end: bool = True
+    limit: int | None = None
+    loss: float = 0.0
+
+
+GOOD_MANNERS = ReplayManner()
 
 
 class EventPublisher:
@@ -39,24 +56,25 @@ class EventPublisher:
         topic: bytes = DEFAULT_TOPIC,
         buffer_steps: int = DEFAULT_BUFFER_STEPS,
         wire_filter: WireFilter = send_unchanged,
+        replay_manner: ReplayManner = GOOD_MANNERS,
     ) -> None:
+        self._context = context
+        self._chance = random.Random(1)
+        self.replay_manner = replay_manner
         self.topic = topic
         self.wire_filter = wire_filter
         self.sequence = 0
         self.last_sent: int | None = None
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._subscribed = False
-        # XPUB is PUB on the wire; it also tells when somebody subscribes.
-        self._pub: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.XPUB)
-        _bind(self._pub, endpoint)
+        self._pub = self._bind_pub(endpoint)
         self.endpoint = _address(self._pub)
         self._router: zmq.asyncio.Socket | None = None
         self.replay_endpoint: str | None = None
         self._replay_task: asyncio.Task[None] | None = None
         if replay_endpoint:
-            self._router = context.socket(zmq.ROUTER)
             try:
-                _bind(self._router, replay_endpoint)
+                self._router = self._bind_router(replay_endpoint)
             except OSError:
                 self._pub.close(linger=0)
                 raise
@@ -72,8 +90,19 @@ class EventPublisher:
             self.send(frames)
         return sequence
 
+    def remember(self, payload: bytes) -> None:
+        """Publish a batch that nobody hears live: only the replay buffer has it."""
+        self._buffer.append((self.sequence, payload))
+        self.sequence += 1
+
+    def consume(self) -> None:
+        """Use a number for a batch that cannot be sent: it is in no buffer either."""
+        self.sequence += 1
+
     def send(self, frames: Sequence[bytes]) -> None:
         """Put frames on the wire as they are; nobody remembers them."""
+        if self._pub.closed:
+            return
         with contextlib.suppress(zmq.Again):
             self._pub.send_multipart(frames, zmq.NOBLOCK)
             if len(frames) == 3 and len(frames[1]) == 8:
@@ -93,26 +122,63 @@ class EventPublisher:
         self.last_sent = None
         self._buffer.clear()
 
+    async def reopen(self, pause: float = 0.0) -> None:
+        """Break every connection, as the end of a process does, and listen on the same ports again after a pause."""
+        await self._close_sockets(linger=0)
+        await asyncio.sleep(pause)
+        self._subscribed = False
+        while True:
+            with contextlib.suppress(OSError):
+                self._pub = self._bind_pub(self.endpoint)
+                break
+            await asyncio.sleep(REBIND_SECONDS)
+        while self.replay_endpoint:
+            with contextlib.suppress(OSError):
+                self._router = self._bind_router(self.replay_endpoint)
+                self._replay_task = asyncio.create_task(self._serve_replay(self._router))
+                break
+            await asyncio.sleep(REBIND_SECONDS)
+
     async def close(self) -> None:
         """Stop replaying and release both ports."""
+        await self._close_sockets(linger=100)
+
+    async def _close_sockets(self, linger: int) -> None:
         if self._replay_task:
             self._replay_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._replay_task
         if self._router:
             self._router.close(linger=0)
-        self._pub.close(linger=100)
+        self._pub.close(linger=linger)
+
+    def _bind_pub(self, endpoint: str) -> "zmq.Socket[bytes]":
+        # XPUB is PUB on the wire; it also tells when somebody subscribes.
+        socket: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.XPUB)
+        _bind(socket, endpoint)
+        return socket
+
+    def _bind_router(self, endpoint: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        _bind(socket, endpoint)
+        return socket
 
     async def _serve_replay(self, router: zmq.asyncio.Socket) -> None:
         while True:
             request = await router.recv_multipart()
             if len(request) != 3 or request[1] != b"" or len(request[2]) != 8:
                 continue
+            manner = self.replay_manner
+            if not manner.answers:
+                continue
             client, start = request[0], int.from_bytes(request[2], "big")
-            for sequence, payload in list(self._buffer):
-                if sequence >= start:
-                    await router.send_multipart((client, b"", self.topic, sequence.to_bytes(8, "big"), payload))
-            await router.send_multipart((client, b"", b"", END_OF_REPLAY, b""))
+            topic = (self.topic,) if manner.topic else ()
+            wanted = [message for message in self._buffer if message[0] >= start]
+            for position, (sequence, payload) in enumerate(wanted[: manner.limit]):
+                if not (manner.loss and position and self._chance.random() < manner.loss):
+                    await router.send_multipart((client, b"", *topic, sequence.to_bytes(8, "big"), payload))
+            if manner.end:
+                await router.send_multipart((client, b"", *([b""] if manner.topic else []), END_OF_REPLAY, b""))
 
 
 def _bind(socket: "zmq.Socket[Any]", endpoint: str) -> None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvroute.sim.engine_rank import EngineRank, RankSpec, Run
+from kvroute.sim.faults import HOUR, RESTARTS, RankFaults
 from kvroute.sim.pool_client import PoolClient, PoolUnavailableError
 from kvroute.sim.pool_store import CPU, Placed, object_key
 from kvroute.sim.publisher import EventPublisher
 from kvroute.sim.timing import PrefillWork, Speed, prefill_seconds
 from kvroute.sim.vllm_events import encode_batch
+
+BLINK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,14 @@ class RankServer:
         publisher: EventPublisher,
         pool: PoolClient | None,
         on_first_token: Callable[[int, Prompt, FirstToken], None],
+        faults: RankFaults | None = None,
     ) -> None:
         self.dp_rank = dp_rank
         self.model = model
         self.speed = speed
         self.publisher = publisher
-        self.rank = EngineRank(spec)
+        self.faults = faults or RankFaults()
+        self.rank = EngineRank(spec, self.faults.wire_name, announce_hits="reannounce" in self.faults)
         self.waiting: asyncio.Queue[Ticket] = asyncio.Queue()
         self.running = 0
         self.pool_failures = 0
@@ -102,12 +107,18 @@ class RankServer:
 
     def publish(self) -> None:
         """End of an engine step: send the events it brought, if any."""
-        if events := self.rank.step_events():
-            self.publisher.publish(encode_batch(time.time(), events, self.dp_rank))
+        faults = self.faults
+        events = self.rank.step_events()
+        if not events or not (events := faults.events(events)):
+            return
+        if faults.is_unsendable():
+            self.publisher.consume()
+            return
+        self.publisher.publish(encode_batch(faults.now(), events, faults.rank_in_batches(self.dp_rank)))
 
     def restart(self) -> None:
         """What a crash and restart of the engine process does to an idle rank: all is lost and nobody is told."""
-        self.rank = EngineRank(self.rank.spec)
+        self.rank = EngineRank(self.rank.spec, self.faults.wire_name, announce_hits="reannounce" in self.faults)
         self.publisher.restart()
 
     async def close(self) -> None:
@@ -194,9 +205,27 @@ class RankServer:
         finally:
             self.rank.finish(run)
             self.running -= 1
+            if not self.load:
+                await self._misbehave_when_idle()
             self._freed.set()
             if not ticket.output.done():
                 ticket.output.cancel()
+
+    async def _misbehave_when_idle(self) -> None:
+        if (name := self.faults.due(*RESTARTS)) is not None:
+            passed = self.publisher.sequence
+            if name == "clock-back":
+                self.faults.clock_offset = -HOUR
+            self.restart()
+            reopening = asyncio.create_task(self.publisher.reopen())
+            if name == "restart-past":
+                for _ in range(passed + 3):
+                    self.publisher.remember(encode_batch(self.faults.now(), [], self.dp_rank))
+            await reopening
+        elif self.faults.due("relay-reset") is not None:
+            self.publisher.restart()
+        elif self.faults.due("blink") is not None:
+            await self.publisher.reopen(BLINK_SECONDS)
 
     def _is_local(self, place: Placed) -> bool:
         return self._pool is not None and place.backend_id == self._pool.backend_id

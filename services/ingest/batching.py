@@ -111,9 +111,13 @@ class PendingBatch:
             missing=self.missing,
         )
 
-    def drop_up_to(self, seq: int) -> list[Mark]:
-        """Take out the messages up to a number."""
-        dropped = [mark for mark in self.marks if mark.seq <= seq]
+    def drop_up_to(self, seq: int, published_at: float) -> list[Mark]:
+        """Take out the messages up to a number, and up to a time where both are known."""
+        dropped = [
+            mark
+            for mark in self.marks
+            if mark.seq <= seq and not (published_at and mark.published_at and mark.published_at > published_at)
+        ]
         self.marks = self.marks[len(dropped) :]
         self.events = self.events[sum(mark.events for mark in dropped) :]
         self.bytes -= sum(mark.bytes for mark in dropped)
@@ -206,10 +210,11 @@ class BatchBuffer:
             )
         )
 
-    def drop_covered(self, generation: int, last_seq: int) -> list[Mark]:
-        """Take out what is stored already: all of older generations, and of this one up to a number.
+    def drop_covered(self, generation: int, last_seq: int, last_published_at: float) -> list[Mark]:
+        """Take out what is stored already: all of older generations, and of this one up to a number and its time.
 
-        Of a message that is split only part may be stored, so it goes when a later one is.
+        Of a message that is split only part may be stored, so it goes when a later one is. Numbers that began anew
+        within a generation are told by their times.
         """
         dropped: list[Mark] = []
         kept: deque[PendingBatch] = deque()
@@ -220,9 +225,9 @@ class BatchBuffer:
                 self.bytes -= before
                 continue
             if batch.generation == generation and (not batch.split or batch.last_seq < last_seq):
-                removed = batch.drop_up_to(last_seq)
+                removed = batch.drop_up_to(last_seq, last_published_at)
                 dropped += removed
-                if batch.last_seq <= last_seq or (removed and not batch.marks):
+                if not batch.marks and (removed or batch.last_seq < last_seq):
                     self.bytes -= before
                     continue
                 self.bytes -= before - batch.bytes

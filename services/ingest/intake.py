@@ -179,7 +179,7 @@ class Intake:
         """Another ingest has stored a batch of this publisher since: drop what it covers, follow its generation."""
         self.times_overtaken += 1
         before = self.buffer.bytes
-        for mark in self.buffer.drop_covered(stored.generation, stored.last_seq):
+        for mark in self.buffer.drop_covered(stored.generation, stored.last_seq, stored.last_published_at):
             self.counts.messages.dropped[DROPPED_STORED_BY_ANOTHER] += mark.messages
             self.counts.events.dropped[DROPPED_STORED_BY_ANOTHER] += mark.accepted
         self._budget.used -= before - self.buffer.bytes

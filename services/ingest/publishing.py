@@ -96,7 +96,7 @@ class Lane:
         socket = "" if self.publisher.primary else "/" + "+".join(self.publisher.tiers)
         return (
             f"{key.source}/{escape(key.instance_id)}/{key.dp_rank}{socket}/{batch.generation}"
-            f"/{batch.first_seq}-{batch.last_seq}/{batch.part}"
+            f"/{batch.first_seq}-{batch.last_seq}/{batch.part}/{batch.cursor().last_fingerprint:x}"
         )
 
 

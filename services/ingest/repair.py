@@ -16,10 +16,12 @@ NO_ANSWER = "the replay endpoint does not answer"
 
 @dataclass(frozen=True, slots=True)
 class RepairPolicy:
-    """attempts without progress before a hole is given up; seconds: first_pause between them (then doubled), confirm
-    after connecting, verify between looks at an idle publisher."""
+    """attempts without an answer before it is given up, and asked_again: without progress although there are answers (a
+    replay loses messages at random). Seconds: first_pause between them (then doubled), confirm after connecting, verify
+    between looks at an idle publisher."""
 
     attempts: int = 3
+    asked_again: int = 6
     first_pause: float = 0.2
     confirm: float = 1.0
     verify: float = 15.0
@@ -110,14 +112,14 @@ def round_ended(stream: Stream, complete: bool, now: float, policy: RepairPolicy
         stream.attempts = 0
     if has_hole(stream):
         stream.repairing = True
-        if current.progressed or _may_try_again(stream, now, policy):
+        if current.progressed or _may_try_again(stream, now, policy, current.answered):
             return verdicts
         return verdicts + _give_up(stream, current.answered)
     if not complete and current.progressed:
         stream.repairing = True
         return verdicts
     if not complete and not current.answered and stream.repairing:
-        if not _may_try_again(stream, now, policy):
+        if not _may_try_again(stream, now, policy, answered=False):
             if stream.unverified:
                 stream.lost(NO_ANSWER)
             _settle(stream, retry_whole=True)
@@ -159,10 +161,10 @@ def _new_life(stream: Stream, current: Round) -> list[Verdict]:
     return dropped
 
 
-def _may_try_again(stream: Stream, now: float, policy: RepairPolicy) -> bool:
+def _may_try_again(stream: Stream, now: float, policy: RepairPolicy, answered: bool) -> bool:
     stream.attempts += 1
-    stream.attempt_at = now + policy.first_pause * 2 ** (stream.attempts - 1)
-    return stream.attempts < policy.attempts
+    stream.attempt_at = now + policy.first_pause * (1 if answered else 2 ** (stream.attempts - 1))
+    return stream.attempts < (policy.asked_again if answered else policy.attempts)
 
 
 def _give_up(stream: Stream, answers: bool) -> list[Verdict]:

@@ -21,7 +21,8 @@ SWIFT_STOP_SECONDS = 8.0  # below the grace time: no service may wait for its en
 class StackThread:
     """Runs the embedded stack in a thread and an event loop of its own: tests have a new loop each."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
+        self._options = StackOptions(any_ports=True, environment=environment)
         self.stack: Future[EmbeddedStack] = Future()
         self.said: list[str] = []
         self.lines: deque[str] = deque(maxlen=2000)
@@ -44,7 +45,7 @@ class StackThread:
 
     async def _run(self) -> None:
         try:
-            async with EmbeddedStack(StackOptions(any_ports=True), self.said.append, self._keep_line) as stack:
+            async with EmbeddedStack(self._options, self.said.append, self._keep_line) as stack:
                 self.stack.set_result(stack)
                 await asyncio.wrap_future(self._stop)
         except BaseException as error:
