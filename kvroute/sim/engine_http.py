@@ -102,6 +102,10 @@ def engine_app(engine: "SimulatedEngine") -> Starlette:
         done = [server.rank.reset_prefix_cache() for server in engine.ranks]
         return Response(status_code=200 if all(done) else 409)
 
+    async def true_cache(request: Request) -> Response:
+        rank = _rank(engine.ranks, request).rank
+        return JSONResponse(rank.true_cache.report(rank.pool.cached_hashes))
+
     async def health(_: Request) -> Response:
         return Response(status_code=200)
 
@@ -122,6 +126,7 @@ def engine_app(engine: "SimulatedEngine") -> Starlette:
             Route("/tokenize", tokenize_prompt, methods=["POST"]),
             Route("/kv_event_sources", event_sources),
             Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]),
+            Route("/sim/cache", true_cache),
             Route("/health", health),
             Route("/ping", health),
             Route("/metrics", metrics),

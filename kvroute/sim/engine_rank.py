@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvroute.sim.block_hashes import hash_blocks, low64, none_hash
 from kvroute.sim.block_pool import BlockPool
 from kvroute.sim.own_cpu_tier import OwnCpuTier
+from kvroute.sim.true_cache import TrueCache
 from kvroute.sim.vllm_events import (
     FULL_ATTENTION,
     GPU,
@@ -66,6 +67,7 @@ class EngineRank:
         self._wire_name = wire_name
         self._announce_hits = announce_hits
         self.pool = BlockPool(spec.npu_blocks)
+        self.true_cache = TrueCache(spec.block_size, spec.npu_blocks)
         self.own_cpu = OwnCpuTier(spec.own_cpu_blocks) if spec.own_cpu_blocks else None
         self._root = none_hash(spec.hash_seed)
         self._reserved = 0
@@ -189,6 +191,8 @@ class EngineRank:
         first, last = run.named, len(run.hashes)
         for position in range(first, last):
             self.pool.assign(run.blocks[position], run.hashes[position])
+        cached = self.pool.cached_hashes if self.true_cache.is_full else None
+        self.true_cache.note(run.hashes, first, last, run.tokens, run.cache_salt, run.lora_name, cached)
         run.named = last
         self._pending.append(self._stored(run, first, last))
 

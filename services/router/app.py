@@ -47,7 +47,7 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(server.stop)
         standing_metrics = StandingMetrics(spaces)
-        for collector in (standing_metrics, AccountMetrics("router", spaces.accounts)):
+        for collector in (standing_metrics, AccountMetrics("router", spaces.accounts), api.feedback):
             REGISTRY.register(collector)
             stack.callback(REGISTRY.unregister, collector)
         nc = await connect_nats(config.nats, "kvroute-router", health)

@@ -1,5 +1,6 @@
 """The router's HTTP API: hot routes by hand, everything else on Starlette. It answers before NATS is reached."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
@@ -15,6 +16,8 @@ from schemas.subjects import index_subject
 from services.router import metrics
 from services.router.consumer import IndexConsumer
 from services.router.encodings import MEDIA_TYPES, BodyRefusedError, decode_body, encode_body, encoding_of
+from services.router.feedback import Feedback, read_feedback
+from services.router.feedback import Response as FeedbackResponse
 from services.router.http_query import ROUTES, QueryRoutes, Receive, Scope, Send, read_body
 from services.router.message_parts import parts_of
 from services.router.openapi import DOCS_PAGE, OPENAPI
@@ -28,6 +31,7 @@ from services.runtime.registrar import Registrar
 from services.runtime.registration_routes import registration_routes
 
 PUBLISH_SECONDS = 5.0
+MAX_FEEDBACK_BYTES = 1024 * 1024
 POST_OUTCOMES = {200: "ok", 500: "partial", 503: "unavailable"}
 STARTING = "starting: NATS is not reached yet, try again"
 
@@ -42,17 +46,23 @@ class Backend:
 
 
 class RouterApi:
-    """The ASGI application. routes: everything it serves; query: the hot ones, which can also be called directly."""
+    """The ASGI application. routes: everything it serves; query: the hot ones, which can also be called directly.
+
+    promise_of: what the receipt of a decision promised, for POST /v1/feedback.
+    """
 
     def __init__(self, spaces: Spaces, health: Health, settings: RouterSettings) -> None:
         self._spaces = spaces
         self._settings = settings
         self._backend: Backend | None = None
         self.query = QueryRoutes(spaces, settings)
+        self.feedback = Feedback(lambda: spaces.registry.engines)
+        self.promise_of: Callable[[str], FeedbackResponse | None] = lambda receipt: None
         self.routes = [
             *registration_routes(lambda: self._backend.registrar if self._backend else None),
             *(Route(path, _only_post, methods=["POST"]) for path in ROUTES),
             Route("/events", self._events, methods=["POST"]),
+            Route("/v1/feedback", self._feedback, methods=["POST"]),
             Route("/workers", self._workers),
             Route("/health", _health),
             Route("/openapi.json", _openapi),
@@ -77,7 +87,7 @@ class RouterApi:
     async def _workers(self, request: Request) -> Response:
         if self._backend is None:
             return JSONResponse({"error": STARTING}, 503)
-        return JSONResponse(workers_answer(self._spaces))
+        return JSONResponse(workers_answer(self._spaces, self.feedback))
 
     async def _events(self, request: Request) -> Response:
         encoding = encoding_of(request.headers.get("content-type"))
@@ -88,6 +98,21 @@ class RouterApi:
         except BodyRefusedError as error:
             status, answer = error.status, {"error": str(error)}
         metrics.POSTS.labels(POST_OUTCOMES.get(status, "refused")).inc()
+        return Response(encode_body(answer, encoding), status, media_type=MEDIA_TYPES[encoding])
+
+    async def _feedback(self, request: Request) -> Response:
+        encoding = encoding_of(request.headers.get("content-type"))
+        answer: dict[str, object]
+        try:
+            raw = await read_body(request.receive, MAX_FEEDBACK_BYTES)
+            responses = read_feedback(decode_body(raw, encoding, "feedback"), self.promise_of)
+            taken = self.feedback.take(responses)
+            metrics.FEEDBACK.labels("taken").inc(taken)
+            metrics.FEEDBACK.labels("unknown_instance").inc(len(responses) - taken)
+            status, answer = 200, {"status": "ok", "taken": taken, "unknown": len(responses) - taken}
+        except BodyRefusedError as error:
+            metrics.FEEDBACK.labels("refused").inc()
+            status, answer = error.status, {"error": str(error)}
         return Response(encode_body(answer, encoding), status, media_type=MEDIA_TYPES[encoding])
 
     async def _post_events(self, fields: dict[str, object]) -> tuple[int, dict[str, object]]:

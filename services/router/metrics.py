@@ -22,6 +22,7 @@ MEMBERSHIPS = gauge("kvroute_router_memberships", "(holder, tier, block) entries
 WAITING = gauge("kvroute_router_waiting_blocks", "Blocks that wait for their parent", ["model", "tenant"])
 EVICTED = gauge("kvroute_router_evicted_blocks", "Blocks dropped because of a limit, so far", ["model", "tenant"])
 NATIVE = gauge("kvroute_router_native_index", "1 when the compiled index core is in use, 0 for the plain one")
+FEEDBACK = counter("kvroute_router_feedback_total", "Responses reported to POST /v1/feedback", ["outcome"])
 SNAPSHOTS = counter("kvroute_router_snapshots_total", "Snapshots by what became of them", ["outcome"])
 SNAPSHOT_BYTES = gauge("kvroute_router_snapshot_bytes", "Size of the last snapshot that this replica wrote")
 SNAPSHOT_SECONDS = gauge("kvroute_router_snapshot_seconds", "Time that the last snapshot of this replica took")

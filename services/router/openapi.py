@@ -106,6 +106,22 @@ OPENAPI: dict[str, Any] = {
             ),
             {"200": "applied", "500": "partial: the good events are applied, the others listed"},
         ),
+        "/v1/feedback": _post(
+            "What an engine really had cached for a request, beside what was promised",
+            _body(
+                {
+                    "instance_id": {"type": "string"},
+                    "dp_rank": {"type": "integer", "default": 0},
+                    "promised_tokens": {"type": "integer", "description": "matched_tokens of the answer to the query"},
+                    "cached_tokens": {"type": "integer", "description": "of the response's usage"},
+                    "prompt_tokens": {"type": "integer", "description": "of the response's usage"},
+                    "receipt_id": {"type": "string", "description": "instead of instance, rank and promise"},
+                    "responses": {"type": "array", "items": {"type": "object"}, "description": "several at once"},
+                },
+                ["cached_tokens"],
+            ),
+            {"200": "taken, unknown: how many were counted", "404": "unknown receipt", "413": "too large"},
+        ),
         "/workers": _get("Registrations and what the index holds for each"),
         "/health": _get("The text OK"),
         "/livez": _get("Liveness"),

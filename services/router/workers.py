@@ -5,17 +5,20 @@ from typing import Any
 
 from schemas.events import Worker
 from schemas.registry import EngineRecord, PoolRecord
+from services.router.feedback import Drift, Feedback
 from services.router.publishers import same_space
 from services.router.spaces import Spaces
 
 
-def workers_answer(spaces: Spaces, now: float | None = None) -> dict[str, Any]:
+def workers_answer(spaces: Spaces, feedback: Feedback, now: float | None = None) -> dict[str, Any]:
     """The body of /workers (a fresh, plain structure). now: seconds since the epoch."""
     moment = time.time() if now is None else now
     instances: dict[str, dict[str, Any]] = {}
     for _, engine in sorted(spaces.registry.engines.items()):
         entry = instances.setdefault(engine.instance_id, _instance(engine))
-        entry["endpoints"][str(engine.dp_rank)] = _engine_endpoint(spaces, engine, moment)
+        entry["endpoints"][str(engine.dp_rank)] = _engine_endpoint(spaces, engine, moment) | {
+            "feedback": _drift(feedback.of((engine.instance_id, engine.dp_rank)))
+        }
     for _, pool in sorted(spaces.registry.pools.items()):
         entry = instances.setdefault(pool.instance_id, _instance(pool))
         entry["endpoints"][str(pool.dp_rank)] = _pool_endpoint(spaces, pool, moment)
@@ -57,6 +60,7 @@ def _engine_endpoint(spaces: Spaces, engine: EngineRecord, now: float) -> dict[s
     return {
         "medium_endpoints": {str(tier): url for tier, url in engine.endpoints.items()},
         "engine_type": engine.engine_type,
+        "url": engine.url,
         "dp_rank": engine.dp_rank,
         "replay_endpoint": engine.replay_endpoint,
         "block_size": engine.block_size,
@@ -66,6 +70,15 @@ def _engine_endpoint(spaces: Spaces, engine: EngineRecord, now: float) -> dict[s
         "cpu_blocks": cpu,
         "disk_blocks": disk,
         "waiting_blocks": waiting,
+    }
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    """What responses have told of the promises made for a rank."""
+    return {
+        "responses": drift.responses,
+        "false_hit_rate": round(drift.false_hit_rate, 6),
+        "false_miss_rate": round(drift.false_miss_rate, 6),
     }
 
 

@@ -1,0 +1,1 @@
+"""Compares what the index promises with what engines really have."""
