@@ -111,5 +111,6 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     try:
         asyncio.run(work)
     except (OSError, ValueError) as error:
-        say(f"kvroute sim: {error}")
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        say(f"kvroute sim: {reason}{'; port 0 takes a free one' if 'already in use' in reason else ''}")
         raise typer.Exit(1) from None

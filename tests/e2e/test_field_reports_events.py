@@ -283,6 +283,17 @@ async def test_ex_06_an_unknown_hash_does_not_end_a_removal(site: Site) -> None:
     assert await site.router.held(site.name("A")) == (0, 0, 0)
 
 
+async def test_re_05_a_chain_removed_from_its_end_leaves_nothing_and_a_bad_event_costs_itself(site: Site) -> None:
+    await site.engine("A")
+    site.publish("A", gpu_store([11, 12, 13], tokens(3)))
+    site.publish("A", gpu_remove(13, 12, 11))
+    assert await site.npu("A", tokens(3)) == 0
+    assert await site.router.held(site.name("A")) == (0, 0, 0)
+    site.publish("A", gpu_store([21], tokens(1)), {"type": "BlockStored", "block_hashes": "bad"})
+    assert await site.npu("A", tokens(1)) == 1
+    assert await site.refused("A") == {"missing_field": 1}
+
+
 async def test_t14_a_removal_from_device_memory_leaves_the_copy_in_host_memory(site: Site) -> None:
     await site.engine("A", offload=True)
     site.publish("A", gpu_store([11], tokens(1)), gpu_store([11], tokens(1), medium="CPU"), gpu_remove(11))

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -145,3 +147,22 @@ async def test_a_taken_port_is_named(router: RecordingRouter) -> None:
     _, error = await asyncio.wait_for(engine.communicate(), DEADLINE_SECONDS)
     assert engine.returncode == 1
     assert str(router.server.port).encode() in error
+
+
+@pytest.mark.parametrize("option", ["--port", "--events-port"])
+def test_an_occupied_port_is_named_with_what_to_do(option: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--events-port": "0", "--replay-port": "0"} | {option: port}
+        result = subprocess.run(
+            [sys.executable, "-m", "kvroute", "sim", "engine", *(text for pair in ports.items() for text in pair)],
+            capture_output=True, text=True, timeout=30, check=False, cwd=ROOT,
+        )  # fmt: skip
+    assert result.returncode == 1
+    said = result.stdout + result.stderr
+    assert port in said
+    assert "already in use" in said
+    assert said.endswith("port 0 takes a free one\n")
+    assert "Traceback" not in said

@@ -91,7 +91,7 @@ def test_t29_extra_keys_of_a_block_change_its_hash() -> None:
     assert 7 in hashes
 
 
-def test_ha_02_keys_are_equal_in_every_process_whatever_the_hash_seed() -> None:
+def test_ha_02_and_ha_03_keys_are_equal_in_every_process_whatever_the_hash_seed() -> None:
     code = "from schemas.blocks import *; print(namespace_root('a','b',('c',)), list(prefix_keys([1,2], 3)))"
     outputs = {
         subprocess.run(

@@ -158,3 +158,8 @@ def test_po_09_publishers_are_not_doubted_before_ingest_has_spoken_again() -> No
     ):
         load_config(environment={"KVROUTE_ROUTER__STALE_AFTER": "3"})
     load_config(environment={"KVROUTE_ROUTER__STALE_AFTER": "3", "KVROUTE_NATS__STREAM_STATE_TTL": "3"})
+
+
+def test_ha_03_a_hash_seed_is_no_setting_as_keys_do_not_depend_on_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key router\.hash_seed"):
+        load_config(write(tmp_path, "router: {hash_seed: 0}"), {})
