@@ -128,6 +128,8 @@ async def _check(
     while True:
         await asyncio.sleep(CHECK_SECONDS)
         complaints.look(subscriptions, time.time())
+        if lost := sum(abs(subscription.intake.unaccounted) for subscription in subscriptions):
+            log.error("messages_unaccounted", messages=lost)
         if health.set("publishing", not batches.trouble, batches.trouble):
             say = log.warning if batches.trouble else log.info
             say("publishing", ok=not batches.trouble, reason=batches.trouble)

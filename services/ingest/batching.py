@@ -184,6 +184,11 @@ class BatchBuffer:
     def __len__(self) -> int:
         return len(self._batches)
 
+    @property
+    def messages(self) -> int:
+        """Messages that wait in all batches."""
+        return sum(batch.messages for batch in self._batches)
+
     def append(self, message: Message) -> None:
         """Add a message behind everything before it."""
         size = sum(map(event_bytes, message.events))

@@ -98,6 +98,11 @@ class Intake:
         """Whether so much was sent meanwhile that asking for what was turned away makes sense."""
         return self.buffer.bytes < self._max_buffer_bytes // 2 and self._budget.used < self._budget.limit * 3 // 4
 
+    @property
+    def unaccounted(self) -> int:
+        """Messages of which nobody knows what became of them; anything but 0 is a fault of ours."""
+        return self.counts.messages.pending - len(self.stream.held) - self.buffer.messages
+
     def handle(self, frames: Sequence[bytes], now: float) -> list[Outcome]:
         """Take one live ZMQ message. Never raises for what a publisher sent. now: seconds since the epoch."""
         self.counts.messages.received += 1

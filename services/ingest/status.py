@@ -45,6 +45,7 @@ def publisher_status(subscription: Subscription, now: float) -> dict[str, Any]:
         "counter_resets": stream.counter_resets,
         "repaired": stream.repaired,
         "waiting_messages": len(stream.held),
+        "unaccounted_messages": intake.unaccounted,
         "replay_endpoint": publisher.replay_endpoint,
         "other_ranks": {str(rank): count for rank, count in sorted(intake.ranks.others.items())},
         "overtaken": intake.times_overtaken,
@@ -139,6 +140,10 @@ class PublisherMetrics:
             "subscriber_up": ("1 while connected", lambda item: item.intake.stream.connected),
             "generation": ("generation, ms since the epoch", lambda item: item.intake.stream.generation),
             "last_sequence": ("newest number seen, -1 none", lambda item: _or(item.intake.stream.last_seq, -1)),
+            "unaccounted_messages": (
+                "received, and nobody knows what became of them",
+                lambda item: item.intake.unaccounted,
+            ),
             "waiting_messages": ("waiting for a replay", lambda item: len(item.intake.stream.held)),
             "buffered_bytes": ("waiting for NATS", lambda item: item.intake.buffer.bytes),
             "last_message_age_seconds": (

@@ -2,8 +2,6 @@
 cache, or the stream says `gapped`."""
 
 import asyncio
-import json
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from kvroute.embedded import EmbeddedStack
 from kvroute.sim.fault_names import FAULTS
 from tests.e2e.conftest import StackThread
-from tests.faults.stream_support import BLOCK, Subject
+from tests.faults.stream_support import BLOCK, Subject, measured
 
 # What no stream can show, because the engine keeps it to itself: an audit against cached_tokens finds it.
 UNSEEN = {"lost-removals", "unsent-clear"}
@@ -45,13 +43,6 @@ def stack() -> Iterator[EmbeddedStack]:
     thread = StackThread(KVROUTE_INGEST__REPLAY_TIMEOUT="0.5", KVROUTE_INGEST__VERIFY_INTERVAL="1.0")
     yield thread.stack.result(timeout=90)
     thread.stop()
-
-
-def measured(name: str, seconds: float) -> None:
-    """Note how long it took, where STREAM_FAULTS_MEASURED names a file."""
-    if path := os.environ.get("STREAM_FAULTS_MEASURED"):
-        with open(path, "a") as file:
-            file.write(json.dumps({"fault": name, "seconds": round(seconds, 2)}) + "\n")
 
 
 def test_every_fault_of_the_simulated_engine_is_tried_here() -> None:
