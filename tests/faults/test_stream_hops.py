@@ -1,4 +1,4 @@
-"""Nothing is lost between publisher and stream: ingest killed, NATS away, two ingests at once, messages lost at random."""
+"""Nothing is lost between publisher and stream: ingest killed, NATS away, two ingests at once, lossy sockets."""
 
 import asyncio
 import os

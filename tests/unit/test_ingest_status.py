@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgpack
 import orjson
 
 from schemas.registry import EngineRecord
@@ -35,3 +36,12 @@ def test_ev_07_refusals_are_told_by_reason_as_json() -> None:
     assert status["messages"]["pending"] == 0
     assert status["events"]["rejected"] == {"bad_hash": 2}
     assert status["age_seconds"] == 1.0
+
+
+def test_t21_a_disagreeing_block_size_stands_in_the_status_with_both_sizes() -> None:
+    publisher = subscription()
+    event = ["BlockStored", [7], None, [1] * 8, 8, None, "GPU"]
+    publisher.intake.handle([b"", bytes(8), msgpack.packb([1.0, [event], 0])], now=1.0)
+    status = publisher_status(publisher, now=2.0)
+    assert status["block_size"] == {"registered": 4, "disagreeing": 8}
+    assert (status["state"], status["reason"]) == ("gapped", "events refused: block_size_mismatch")
