@@ -48,4 +48,4 @@ UNREGISTRATION_REQUIRED = ["instance_id", "dp_rank"]
 UNREGISTRATION_PROPERTIES = {
     name: REGISTRATION_PROPERTIES[name]
     for name in ("instance_id", "type", "modelname", "block_size", "dp_rank", "tenant_id", "lora_name")
-}
+} | {"generation": {"type": "integer", "description": "remove this life of the instance or an earlier one only"}}

@@ -41,6 +41,7 @@ __all__ = [
     "parse_unregistration",
 ]
 
+MAX_GENERATION = 2**63 - 1
 POOL_BACKENDS = (StoreBackend.MOONCAKE, StoreBackend.MEMCACHE)
 ENGINE_TYPES = ("vLLM", "SGLang", "Mooncake", "TensorRT-LLM", "MindIE")
 
@@ -63,12 +64,16 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class Unregistration:
-    """Which registration is to go. model / tenant: what the request named, empty when it did not."""
+    """Which registration is to go. model / tenant: what the request named, empty when it did not.
+
+    generation: only if it is of this life or an earlier one, 0: whichever stands.
+    """
 
     instance_id: str
     dp_rank: int
     model: str = ""
     tenant: str = ""
+    generation: int = 0
 
 
 def parse_registration(body: object, pool_service: str | None = None) -> Registration:
@@ -97,8 +102,9 @@ def parse_unregistration(body: object) -> Unregistration:
     dp_rank = fields.integer("dp_rank", 0, MAX_DP_RANK)
     model = fields.name("modelname", "model")
     tenant = fields.name("tenant_id")
+    generation = fields.integer("generation", 1, MAX_GENERATION) if fields.body.get("generation") is not None else 0
     fields.finish()
-    return Unregistration(instance_id, dp_rank, model, tenant)
+    return Unregistration(instance_id, dp_rank, model, tenant, generation)
 
 
 def canonical_backend(name: str) -> str | None:

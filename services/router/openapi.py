@@ -96,7 +96,7 @@ OPENAPI: dict[str, Any] = {
         "/unregister": _post(
             "Remove an engine's DP rank or a pool",
             _body(UNREGISTRATION_PROPERTIES, UNREGISTRATION_REQUIRED),
-            {"200": "removed", "404": "unknown instance"},
+            {"200": "removed", "404": "unknown instance", "409": "generation is of an earlier life"},
         ),
         "/events": _post(
             "Events over HTTP instead of ZMQ",

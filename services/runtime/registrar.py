@@ -26,6 +26,7 @@ from services.runtime.registration_answers import Answer, conflict, not_found, r
 from services.runtime.registration_rules import (
     EndpointTakenError,
     KindTakenError,
+    LaterLifeError,
     LiveRecord,
     check_free,
     kept,
@@ -96,6 +97,9 @@ class Registrar:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 known, removed = await self._unregister(request)
+        except LaterLifeError as error:
+            fix = "leave the present life alone, or unregister it without a generation"
+            return conflict("later_life", FieldProblem("generation", str(error), fix))
         except (NatsError, TimeoutError) as error:
             return unreachable(error)
         if not known:
@@ -148,10 +152,13 @@ class Registrar:
                 return True
         raise TimeoutError(f"registry key {key} is written by too many at once")
 
-    async def remove(self, instance_id: str, dp_ranks: Iterable[int] | None = None) -> list[LiveRecord]:
+    async def remove(
+        self, instance_id: str, dp_ranks: Iterable[int] | None = None, generation: int = 0
+    ) -> list[LiveRecord]:
         """Retire an instance's ranks (all of them by default) or the pool of that name; what was removed.
 
-        Raises nats.errors.Error, TimeoutError.
+        generation: the life that is meant, 0 for whichever stands. Raises LaterLifeError, nats.errors.Error,
+        TimeoutError.
         """
         removed = []
         async with self._lock:
@@ -161,7 +168,7 @@ class Registrar:
             else:
                 ranks = sorted(set(dp_ranks))
             for key in [*(engine_key(instance_id, rank) for rank in ranks), pool_key(instance_id)]:
-                record = await self._retire(key)
+                record = await self._retire(key, generation)
                 if record is not None:
                     removed.append(record)
         return removed
@@ -201,7 +208,7 @@ class Registrar:
         return swept
 
     async def _unregister(self, request: Unregistration) -> tuple[bool, list[LiveRecord]]:
-        removed = await self.remove(request.instance_id, [request.dp_rank])
+        removed = await self.remove(request.instance_id, [request.dp_rank], request.generation)
         for record in removed:
             if request.model and request.model != record.model:
                 log.warning(
@@ -215,12 +222,14 @@ class Registrar:
         await self._watch.wait_for_revision(status.stream_info.state.last_seq, READ_BACK_SECONDS)
         return self._watch.registry
 
-    async def _retire(self, key: str) -> LiveRecord | None:
+    async def _retire(self, key: str, generation: int = 0) -> LiveRecord | None:
         for attempt in range(ATTEMPTS):
             await asyncio.sleep(attempt * RETRY_SECONDS)
             current, revision = await self._store.get(key)
             if not isinstance(current, EngineRecord | PoolRecord):
                 return None
+            if generation and generation < current.generation:
+                raise LaterLifeError(current.instance_id, current.generation)
             tombstone = RetiredRecord(
                 retired_kind=current.kind,
                 instance_id=current.instance_id,

@@ -16,6 +16,13 @@ class EndpointTakenError(Exception):
         self.owner = owner
 
 
+class LaterLifeError(Exception):
+    """The instance was registered anew since the life that is to be unregistered."""
+
+    def __init__(self, instance_id: str, generation: int) -> None:
+        super().__init__(f"instance {instance_id} was registered anew, as generation {generation}")
+
+
 class KindTakenError(Exception):
     """The instance id is registered as the other kind."""
 

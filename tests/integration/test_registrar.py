@@ -139,6 +139,20 @@ async def test_t04_registering_again_after_unregistering_is_a_new_life(place: Pl
     assert (await place.engine()).generation == 1_000_002
 
 
+async def test_t17_a_late_removal_of_an_earlier_life_leaves_the_present_one_alone(place: Place) -> None:
+    await place.registrar.register(engine_body())
+    old = (await place.engine()).generation
+    await place.registrar.register(engine_body() | {"medium_endpoints": {"npu": "tcp://10.0.0.77:5557"}})
+    new = (await place.engine()).generation
+    late = await place.registrar.unregister(engine_body() | {"generation": old})
+    assert (late.status, late.body["code"]) == (409, "later_life")
+    assert str(new) in late.body["error"]
+    assert (await place.engine()).generation == new
+    for wrong in (0, -1, "x", True, 2**63):
+        assert (await place.registrar.unregister(engine_body() | {"generation": wrong})).status == 422
+    assert (await place.registrar.unregister(engine_body() | {"generation": new})).status == 200
+
+
 async def test_an_endpoint_is_free_again_as_soon_as_its_owner_is_unregistered(place: Place) -> None:
     for instance in ("A", "B", "C"):
         assert (await place.registrar.register(engine_body(instance))).status == 201
