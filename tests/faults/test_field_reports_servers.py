@@ -18,7 +18,9 @@ from nats.errors import Error as NatsError
 
 from schemas.blocks import Tier, pack_hashes
 from schemas.events import WIRE_VERSION, EventBatch, Stored, decode_index_batch, encode
+from schemas.registry import EngineRecord
 from schemas.subjects import INDEX_STREAM, events_subject
+from services.runtime.registry_store import RegistryStore
 from tests.conftest import ServerProcess, free_port, make_nats_server, make_redis_server
 
 PORTS = {
@@ -98,6 +100,17 @@ def thaw(server: ServerProcess) -> None:
     server.process.send_signal(signal.SIGCONT)
 
 
+async def register(client: Client) -> None:
+    """Events of an engine that nobody registered are discarded; with memory storage the registry dies too."""
+    engine = EngineRecord(instance_id="a", model="m", block_size=4, generation=1)
+    while True:
+        try:
+            await RegistryStore(client.jetstream()).put(engine)
+            return
+        except (NatsError, TimeoutError):
+            await asyncio.sleep(0.1)
+
+
 async def publish(client: Client, number: int) -> None:
     """One engine batch with one block; repeated until the server takes it."""
     stored = Stored(Tier.NPU, pack_hashes([number]), None, pack_hashes([number + 1000]), 0, 4)
@@ -127,6 +140,7 @@ async def test_na_01_the_matcher_goes_on_after_the_server_was_killed(site: Site,
     site.start("matcher", KVROUTE_NATS__STORAGE=storage, KVROUTE_MATCHER__LEASE_TTL="2")
     await until(lambda: site.ready("matcher"), "readiness")
     client = await nats.connect(site.nats.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    await register(client)
     await publish(client, 1)
 
     async def there(numbers: set[int]) -> bool:
@@ -140,6 +154,7 @@ async def test_na_01_the_matcher_goes_on_after_the_server_was_killed(site: Site,
 
     await until(notices, "notice of the death")
     await asyncio.to_thread(site.nats.start)
+    await register(client)
     for number in range(11, 21):
         await publish(client, number)
     await until(lambda: there(set(range(11, 21))), "blocks published after the restart")
@@ -173,6 +188,7 @@ async def test_na_03_everything_works_again_after_a_thaw(site: Site) -> None:
     for name in ("matcher", "router"):
         await until(lambda name=name: site.ready(name), f"readiness of {name}")  # type: ignore[misc]
     client = await nats.connect(site.nats.url, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+    await register(client)
     freeze(site.nats)
     await asyncio.sleep(4.0)
     async with httpx.AsyncClient(base_url=site.urls["router"], trust_env=False) as http:
