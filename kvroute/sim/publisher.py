@@ -154,7 +154,9 @@ class EventPublisher:
 
     def _bind_pub(self, endpoint: str) -> "zmq.Socket[bytes]":
         # XPUB is PUB on the wire; it also tells when somebody subscribes.
-        socket: zmq.Socket[bytes] = zmq.Context.shadow(self._context.underlying).socket(zmq.XPUB)
+        # A plain socket of the same context, which then closes it with all the others.
+        make: Any = self._context.socket
+        socket: zmq.Socket[bytes] = make(zmq.XPUB, socket_class=zmq.Socket)
         _bind(socket, endpoint)
         return socket
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(slots=True)
@@ -45,14 +45,11 @@ class Arrival(StrEnum):
     UNREADABLE = "unreadable"
     OLD_LIFE = "old_life"
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the message is to be applied."""
-        return self in (Arrival.NEXT, Arrival.GAP, Arrival.RESTART, Arrival.COUNTER_RESET)
+
+GOES_ON = frozenset((Arrival.NEXT, Arrival.GAP, Arrival.RESTART, Arrival.COUNTER_RESET))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What becomes of a message."""
 
     message: Incoming

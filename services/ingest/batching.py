@@ -7,6 +7,7 @@ is confirmed, and is the same bytes whenever it is sent again.
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from schemas.events import WIRE_VERSION, Event, EventBatch, Removed, Stored
 from schemas.registry import StoreBackend
@@ -38,8 +39,7 @@ class Message:
     missing: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """What one message added to a batch."""
 
     seq: int

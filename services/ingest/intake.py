@@ -10,7 +10,7 @@ from schemas.events import Cleared, Event, EventBatch
 from schemas.wire.frames import ReplayMessage
 from schemas.wire.types import Rejected, RejectReason, WireBatch, WireCleared, WireError
 from schemas.wire.vllm import GroupFilter
-from services.ingest.arrivals import Arrival, Incoming, Verdict
+from services.ingest.arrivals import GOES_ON, Arrival, Incoming, Verdict
 from services.ingest.batching import BatchBuffer, Message, PendingBatch
 from services.ingest.canonical import canonicalise
 from services.ingest.counts import Counts
@@ -238,7 +238,7 @@ class Intake:
         message, arrival = verdict.message, verdict.arrival
         if arrival is Arrival.RESTART:
             self._groups = GroupFilter()
-        if not arrival.goes_on:
+        if arrival not in GOES_ON:
             if message.body is not None:
                 self.counts.messages.dropped[arrival] += 1
             return Outcome(message.seq, arrival, dropped=arrival)

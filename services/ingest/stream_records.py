@@ -4,6 +4,7 @@ A record is published without waiting for an answer: one that is lost is replace
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import time
@@ -12,14 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from schemas.streams import StreamRecord, StreamState, dump_stream_record
+from schemas.events import BodyError
+from schemas.streams import StreamRecord, StreamState, dump_stream_record, load_stream_record
 from schemas.subjects import STREAMS_BUCKET, stream_key
 from services.ingest.subscriptions import Subscription
 from services.runtime.logging import get_logger
 
 SCAN_SECONDS = 0.2
+SCAN_SHARE = 20
 REPEATS_PER_TTL = 3
 WORST_FIRST = (
     StreamState.STALE,
@@ -89,21 +93,36 @@ def stream_record(sockets: Sequence[Subscription], since: float, now: float, wri
 
 
 class StreamRecords:
-    """Writes the record of every publisher. ttl: how long the bucket keeps a record that is not repeated, seconds."""
+    """Writes the record of every publisher. ttl: how long the bucket keeps a record that is not repeated, seconds.
+
+    Several ingests may follow one publisher. What one of them has is in the stream, so the best state counts: who knows
+    less keeps silent as long as another one says more.
+    """
 
     def __init__(self, nc: Client, ttl: float, subscriptions: Callable[[], Iterable[Subscription]]) -> None:
         self._nc = nc
-        self._repeat = ttl / REPEATS_PER_TTL
+        self._ttl = ttl
         self._subscriptions = subscriptions
         self._told: dict[StreamKey, _Told] = {}
+        self._others: dict[StreamKey, tuple[StreamRecord, float]] = {}
         self._writer = writer_name()
+        self._listened_at = 0.0
 
     async def run(self) -> None:
-        """Write until cancelled."""
-        while True:
-            await asyncio.sleep(SCAN_SECONDS)
-            if self._nc.is_connected:
-                await self.write(time.time())
+        """Write until cancelled; with very many publishers less often, so that it never takes much of the time."""
+        listening = await self._nc.subscribe(f"$KV.{STREAMS_BUCKET}.>", cb=self._hear)
+        self._listened_at = time.monotonic()
+        try:
+            pause = SCAN_SECONDS
+            while True:
+                await asyncio.sleep(pause)
+                began = time.monotonic()
+                if self._nc.is_connected:
+                    await self.write(time.time())
+                pause = max(SCAN_SECONDS, SCAN_SHARE * (time.monotonic() - began))
+        finally:
+            with contextlib.suppress(NatsError):
+                await listening.unsubscribe()
 
     async def write(self, now: float) -> int:
         """Publish what changed and what is due; how many records. now: seconds since the epoch."""
@@ -111,30 +130,46 @@ class StreamRecords:
         for subscription in self._subscriptions():
             own = sockets.setdefault(subscription.publisher.key[:3], [])
             own.insert(0 if subscription.publisher.primary else len(own), subscription)
-        for key in self._told.keys() - sockets.keys():
-            del self._told[key]
+        for known in (self._told, self._others):
+            for key in known.keys() - sockets.keys():
+                del known[key]
         written = 0
         for key, own in sockets.items():
             state = worst(item.intake.stream.state for item in own)
             generation = own[0].intake.stream.lifetime.generation
             told = self._told.get(key)
             if told is None or (told.state, told.generation) != (state, generation):
-                since = told.since if told is not None and told.state is state else now
-                told = self._told[key] = _Told(state, generation, since, 0.0)
-                log.info(
-                    "stream_state",
-                    source=key[0],
-                    instance_id=key[1],
-                    dp_rank=key[2],
-                    state=state,
-                    generation=generation,
-                )
-            if now - told.at >= self._repeat and await self._publish(
-                key, stream_record(own, told.since, now, self._writer)
-            ):
+                told = self._told[key] = self._changed(key, told, state, generation, now)
+            if now - told.at < self._ttl / REPEATS_PER_TTL or self._is_outdone(key, state, generation):
+                continue
+            if await self._publish(key, stream_record(own, told.since, now, self._writer)):
                 told.at = now
                 written += 1
         return written
+
+    def _changed(self, key: StreamKey, told: _Told | None, state: StreamState, generation: int, now: float) -> _Told:
+        if told is not None:
+            names = {"source": key[0], "instance_id": key[1], "dp_rank": key[2]}
+            log.info("stream_state", **names, state=state, before=told.state, generation=generation)
+        return _Told(state, generation, told.since if told is not None and told.state is state else now, 0.0)
+
+    async def _hear(self, message: Msg) -> None:
+        if self._writer.encode() in message.data:
+            return
+        with contextlib.suppress(BodyError):
+            record = load_stream_record(message.data)
+            key = (record.source, record.instance_id, record.dp_rank)
+            if key in self._told:
+                self._others[key] = (record, time.monotonic())
+
+    def _is_outdone(self, key: StreamKey, state: StreamState, generation: int) -> bool:
+        """Whether another ingest has said more of this publisher, and not long ago, or may be about to."""
+        if state is not StreamState.LIVE and time.monotonic() - self._listened_at < self._ttl / REPEATS_PER_TTL:
+            return True
+        other, heard_at = self._others.get(key, (None, 0.0))
+        if other is None or time.monotonic() - heard_at > self._ttl or other.generation < generation:
+            return False
+        return WORST_FIRST.index(other.state) > WORST_FIRST.index(state)
 
     async def _publish(self, key: StreamKey, record: StreamRecord) -> bool:
         try:

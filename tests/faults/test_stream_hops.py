@@ -19,7 +19,7 @@ from kvroute.sim.publisher import EventPublisher, Frames
 from kvroute.sim.registration import register
 from kvroute.sim.vllm_events import GPU, BlockRemoved, BlockStored, EngineEvent, encode_batch
 from schemas.events import EventBatch, decode_event_batch
-from schemas.subjects import EVENTS_ALL, EVENTS_STREAM
+from schemas.subjects import EVENTS_ALL, EVENTS_STREAM, resync_subject
 from tests.conftest import free_port
 from tests.e2e.support import PoolStub
 from tests.faults.stream_support import Subject, measured
@@ -115,7 +115,8 @@ async def same_as(stack: EmbeddedStack, engine: Engine, ingest_url: str, seconds
                 )
             except (httpx.HTTPError, KeyError):
                 found = None
-            if status["state"] == "live" and found == len(engine.held):
+            idle = status["state"] == "live" and status["messages"]["pending"] == 0
+            if idle and found == len(engine.held):
                 break
             assert time.monotonic() - began < seconds, f"{found} blocks, engine has {len(engine.held)}; {status}"
             await asyncio.sleep(0.05)
@@ -305,3 +306,25 @@ async def test_t20_and_po_05_a_pool_with_a_gap_says_so_and_its_restart_drops_all
         assert restarted["generation"] > gapped["generation"]
         await engine.publisher.close()
         await pool.publisher.close()
+
+
+async def test_a_resync_begins_anew_from_what_the_engine_still_tells(context: zmq.asyncio.Context) -> None:
+    async with EmbeddedStack(StackOptions(any_ports=True, environment=PATIENCE)) as stack:
+        url = stack.addresses.url("ingest")
+        engine = Engine("one", context)
+        await register(stack.router_url, [engine.registration()], lambda _: None)
+        await engine.publisher.subscribed()
+        await engine.load(0.5)
+        await same_as(stack, engine, url)
+        before = (await publisher_status(url, "one"))["generation"]
+        client = await nats.connect(stack.nats_url)
+        await client.publish(resync_subject("engine", "one", 0))
+        await client.publish(resync_subject("engine", "nobody", 0))
+        await client.publish("kv.control.resync.nonsense")
+        await client.close()
+        deadline = time.monotonic() + 10
+        while (await publisher_status(url, "one"))["generation"] == before:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        await same_as(stack, engine, url)
+        await engine.publisher.close()

@@ -1,8 +1,9 @@
 """The states of publishers' streams in the bucket that router and coordinator read."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import zmq.asyncio
@@ -13,8 +14,9 @@ from schemas.blocks import Tier
 from schemas.events import BodyError
 from schemas.registry import EngineRecord
 from schemas.streams import StreamRecord, StreamState, dump_stream_record, load_stream_record
-from schemas.subjects import STREAMS_BUCKET, stream_key
+from schemas.subjects import CURSORS_BUCKET, EVENTS_STREAM, STREAMS_BUCKET, stream_key
 from services.ingest.app import ingest
+from services.ingest.cursors import load_cursor
 from services.runtime.config import Config
 from services.runtime.health import Health
 from services.runtime.registry_store import RegistryStore
@@ -35,6 +37,13 @@ RECORD = StreamRecord(
     writer="w",
     coverage=1.0,
 )
+
+
+@pytest.fixture
+async def context() -> AsyncIterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    yield context
+    context.destroy(linger=0)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
@@ -64,9 +73,8 @@ def test_an_old_message_makes_a_stream_idle_not_stale() -> None:
 
 
 async def test_the_bucket_follows_a_publisher_and_forgets_it_when_nobody_listens(
-    nats_server: ServerProcess, nats_client: Client
+    nats_server: ServerProcess, nats_client: Client, context: zmq.asyncio.Context
 ) -> None:
-    context = zmq.asyncio.Context()
     engine = EngineStub(context)
     js = nats_client.jetstream()
     settings = NatsSettings(url=nats_server.url, stream_state_ttl=1.0)
@@ -108,4 +116,85 @@ async def test_the_bucket_follows_a_publisher_and_forgets_it_when_nobody_listens
         await engine.publisher.close()
         await until(lambda: state_is(StreamState.STALE), "stale")
     await until(lambda: state_is(None), "forgotten")
-    context.destroy(linger=0)
+
+
+async def test_of_two_ingests_the_one_that_knows_less_keeps_silent(
+    nats_server: ServerProcess, nats_client: Client, context: zmq.asyncio.Context
+) -> None:
+    engine = EngineStub(context)
+    js = nats_client.jetstream()
+    settings = NatsSettings(url=nats_server.url, stream_state_ttl=1.5)
+    config = Config(nats=settings).model_copy(update={"ingest": Config().ingest.model_copy(update={"port": 0})})
+
+    async def record() -> StreamRecord | None:
+        with contextlib.suppress(KeyNotFoundError):
+            entry = await (await js.key_value(STREAMS_BUCKET)).get(stream_key("engine", "a", 0))
+            return load_stream_record(entry.value or b"")
+        return None
+
+    async with ingest(config, Health("ingest")):
+        endpoints = {Tier.NPU: engine.publisher.endpoint}
+        await RegistryStore(js).put(
+            EngineRecord(instance_id="a", model="m", block_size=4, generation=5, endpoints=endpoints)
+        )
+        await engine.publisher.subscribed()
+        engine.publish()
+
+        async def is_live() -> bool:
+            found = await record()
+            return found is not None and found.state is StreamState.LIVE
+
+        await until(is_live, "live")
+        words = set()
+        # The second one has heard nothing yet: to it the stream is unknown.
+        async with ingest(config, Health("ingest")) as second:
+            end = time.monotonic() + 2.0
+            while time.monotonic() < end:
+                found = await record()
+                words.add(found.state if found is not None else None)
+                await asyncio.sleep(0.05)
+            (subscription,) = second
+            assert subscription.intake.stream.state is StreamState.UNKNOWN
+        assert words == {StreamState.LIVE}
+    await engine.publisher.close()
+
+
+async def test_a_generation_outlives_the_stream_that_told_of_it(
+    nats_server: ServerProcess, nats_client: Client, context: zmq.asyncio.Context
+) -> None:
+    engine = EngineStub(context)
+    js = nats_client.jetstream()
+    config = Config(nats=NatsSettings(url=nats_server.url)).model_copy(
+        update={"ingest": Config().ingest.model_copy(update={"port": 0})}
+    )
+
+    async def began() -> bool:
+        with contextlib.suppress(KeyNotFoundError):
+            cursor = load_cursor(
+                (await (await js.key_value(CURSORS_BUCKET)).get(stream_key("engine", "a", 0))).value or b""
+            )
+            return cursor is not None and cursor.generation > 5
+        return False
+
+    async with ingest(config, Health("ingest")):
+        endpoints = {Tier.NPU: engine.publisher.endpoint}
+        await RegistryStore(js).put(
+            EngineRecord(instance_id="a", model="m", block_size=4, generation=5, endpoints=endpoints)
+        )
+        await engine.publisher.subscribed()
+        engine.publish()
+        engine.publish()
+        engine.publisher.restart()
+        engine.publish()
+        await until(began, "a cursor of the new generation")
+    await js.purge_stream(EVENTS_STREAM)
+    async with ingest(config, Health("ingest")) as again:
+
+        async def resumed() -> bool:
+            return all(subscription.ready for subscription in again) and len(again) == 1
+
+        await until(resumed, "position")
+        (subscription,) = again
+        assert subscription.intake.stream.generation > 5
+        assert subscription.intake.stream.last_seq == 0
+    await engine.publisher.close()

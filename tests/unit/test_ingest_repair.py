@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.streams import StreamState
-from services.ingest.arrivals import Arrival, Incoming, Lifetime, Verdict
+from services.ingest.arrivals import GOES_ON, Arrival, Incoming, Lifetime, Verdict
 from services.ingest.holding import HoldLimits
 from services.ingest.repair import RepairPolicy, begin_round, due, replayed, resync, round_ended
 from services.ingest.stream import Stream
@@ -75,7 +75,7 @@ class Follower:
             self.taken.clear()
         for verdict in verdicts:
             self.arrivals.append(verdict.arrival)
-            if verdict.arrival.goes_on and verdict.message.body is not None:
+            if verdict.arrival in GOES_ON and verdict.message.body is not None:
                 self.taken.append(verdict.message.body)
 
     def wants_replay(self) -> bool:
