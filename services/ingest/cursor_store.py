@@ -10,7 +10,7 @@ from nats.js.errors import KeyNotFoundError
 
 from schemas.subjects import CURSORS_BUCKET, stream_key
 from services.ingest.cursors import Cursor, dump_cursor, load_cursor
-from services.ingest.publishing import newest_stored, subject_of
+from services.ingest.lane import newest_stored, subject_of
 from services.ingest.registrations import Publisher
 from services.ingest.subscriptions import Subscription
 from services.runtime.logging import get_logger

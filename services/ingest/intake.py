@@ -1,7 +1,6 @@
 """One publisher's way through ingest: frames in, translated messages into its buffer, everything counted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import xxhash
 
@@ -11,15 +10,21 @@ from schemas.wire.frames import ReplayMessage
 from schemas.wire.types import Rejected, RejectReason, WireBatch, WireCleared, WireError
 from schemas.wire.vllm import GroupFilter
 from services.ingest.arrivals import GOES_ON, Arrival, Incoming, Verdict
-from services.ingest.batching import BatchBuffer, Message, PendingBatch
+from services.ingest.batching import BatchBuffer
 from services.ingest.canonical import canonicalise
 from services.ingest.counts import Counts
 from services.ingest.cursors import Cursor
 from services.ingest.decode import decode_frames, decode_payload, proves_warm_cache
+from services.ingest.outcomes import MemoryBudget, Outcome
+from services.ingest.pending import Message, PendingBatch
 from services.ingest.ranks import Owner, RankGate
 from services.ingest.registrations import Publisher
 from services.ingest.repair import RepairPolicy, replayed, resync, round_ended
 from services.ingest.stream import Stream
+
+# What waits is decoded: objects take more room than their bytes did.
+HELD_OVERHEAD_BYTES = 512
+HELD_GROWTH = 2
 
 DROPPED_OTHER_RANK = "other_rank"
 DROPPED_UNREGISTERED = "unregistered"
@@ -37,27 +42,6 @@ REFUSALS_THAT_MATTER = frozenset(
         RejectReason.LIMIT,
     )
 )
-
-
-@dataclass(slots=True)
-class MemoryBudget:
-    """Bytes that all buffers may hold together."""
-
-    limit: int
-    used: int = 0
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one message, for logs and taps. seq -1: it had none that could be read."""
-
-    seq: int = -1
-    arrival: Arrival | None = None
-    events: Sequence[Event] = ()
-    blocks: int = 0
-    buffered: bool = False
-    rejected: Sequence[Rejected] = ()
-    dropped: str = ""
 
 
 class Intake:
@@ -200,9 +184,8 @@ class Intake:
 
     def _judge(self, seq: int, payload: bytes, now: float, *, from_replay: bool) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        message = Incoming(
-            seq, xxhash.xxh3_64_intdigest(payload), received_at=now, size=len(payload), replayed=from_replay
-        )
+        message = Incoming(seq, xxhash.xxh3_64_intdigest(payload), received_at=now, replayed=from_replay)
+        message.size = HELD_OVERHEAD_BYTES + HELD_GROWTH * len(payload)
         try:
             batch = decode_payload(self.publisher, payload)
         except WireError as error:

@@ -9,7 +9,8 @@ import zmq
 
 from schemas.wire.frames import ReplayMessage
 from schemas.wire.types import WireError
-from services.ingest.intake import Intake, Outcome
+from services.ingest.intake import Intake
+from services.ingest.outcomes import Outcome
 from services.ingest.repair import RepairPolicy, begin_round, due
 from services.ingest.replay_socket import ReplaySocket
 from services.ingest.zmq_sockets import SocketOptions
@@ -85,7 +86,8 @@ class Repairs:
         self._next()
 
     def close(self) -> None:
-        """Stop every replay."""
+        """Stop every replay, and begin none any more."""
+        self._max_replays = 0
         self._waiting.clear()
         for running in self._running.values():
             if running.socket is not None:
@@ -94,7 +96,7 @@ class Repairs:
 
     def _next(self) -> None:
         while self._waiting and len(self._running) < self._max_replays:
-            _, intake = self._waiting.popitem()
+            intake = self._waiting.pop(next(iter(self._waiting)))
             if due(intake.stream, time.time(), intake.last_received_at, self.policy):
                 self._begin(intake)
 

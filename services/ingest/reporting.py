@@ -12,7 +12,8 @@ from schemas.blocks import unpack_hashes
 from schemas.events import Cleared, Event, Removed, StateNote, Stored
 from schemas.wire.types import Rejected
 from services.ingest.arrivals import Arrival
-from services.ingest.intake import Intake, Outcome
+from services.ingest.intake import Intake
+from services.ingest.outcomes import Outcome
 from services.ingest.registrations import Publisher
 from services.ingest.subscriptions import Subscription
 from services.ingest.zmq_sockets import Link

@@ -13,14 +13,10 @@ from services.ingest.arrivals import Lifetime
 from services.ingest.batching import BatchBuffer
 from services.ingest.cursors import Cursor
 from services.ingest.holding import HoldLimits
-from services.ingest.intake import (
-    DROPPED_SHUTDOWN,
-    DROPPED_UNREGISTERED,
-    Intake,
-    MemoryBudget,
-    Outcome,
-)
-from services.ingest.publishing import BatchPublisher, Lane
+from services.ingest.intake import DROPPED_SHUTDOWN, DROPPED_UNREGISTERED, Intake
+from services.ingest.lane import Lane
+from services.ingest.outcomes import MemoryBudget, Outcome
+from services.ingest.publishing import BatchPublisher
 from services.ingest.registrations import Publisher, PublisherKey, publishers_by_key
 from services.ingest.repair import RepairPolicy
 from services.ingest.repairs import Repairs

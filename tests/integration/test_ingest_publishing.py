@@ -15,8 +15,10 @@ from schemas.blocks import Tier, pack_hashes
 from schemas.events import EventBatch, Removed, decode_event_batch
 from schemas.registry import EngineRecord
 from schemas.subjects import EVENTS_ALL, EVENTS_STREAM
-from services.ingest.batching import BatchBuffer, Message, PendingBatch
-from services.ingest.publishing import BatchPublisher, Lane, last_stored
+from services.ingest.batching import BatchBuffer
+from services.ingest.lane import Lane, last_stored
+from services.ingest.pending import Message, PendingBatch
+from services.ingest.publishing import BatchPublisher
 from services.ingest.registrations import Publisher, publishers_of
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.settings import NatsSettings

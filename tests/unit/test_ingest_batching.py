@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from schemas.blocks import Tier, pack_hashes, unpack_hashes
 from schemas.events import Cleared, Event, Removed, Stored, encode
 from schemas.registry import EngineRecord, PoolRecord
-from services.ingest.batching import BatchBuffer, Message, event_bytes, split_event
+from services.ingest.batching import BatchBuffer, event_bytes, split_event
+from services.ingest.pending import Message
 from services.ingest.registrations import publishers_of
 
 ENGINE = publishers_of(

@@ -9,7 +9,8 @@ from schemas.wire.types import RejectReason
 from services.ingest.batching import BatchBuffer
 from services.ingest.complaints import MAX_NOTES, SILENT_SECONDS, Complaints
 from services.ingest.counts import Counts
-from services.ingest.intake import Intake, MemoryBudget
+from services.ingest.intake import Intake
+from services.ingest.outcomes import MemoryBudget
 from services.ingest.registrations import publishers_of
 from services.ingest.stream import Lifetime, Stream
 from services.ingest.subscriptions import Subscription

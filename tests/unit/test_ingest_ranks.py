@@ -10,7 +10,8 @@ from schemas.streams import StreamState
 from schemas.wire.frames import ReplayMessage
 from services.ingest.arrivals import Arrival, Lifetime
 from services.ingest.batching import BatchBuffer
-from services.ingest.intake import DROPPED_OTHER_RANK, Intake, MemoryBudget
+from services.ingest.intake import DROPPED_OTHER_RANK, Intake
+from services.ingest.outcomes import MemoryBudget
 from services.ingest.ranks import Owner, RankGate
 from services.ingest.registrations import publishers_by_key
 from services.ingest.repair import RepairPolicy, begin_round

@@ -9,7 +9,8 @@ from schemas.registry import EngineRecord
 from schemas.wire.types import RejectReason
 from services.ingest.arrivals import Lifetime
 from services.ingest.batching import BatchBuffer
-from services.ingest.intake import Intake, MemoryBudget
+from services.ingest.intake import Intake
+from services.ingest.outcomes import MemoryBudget
 from services.ingest.registrations import publishers_of
 from services.ingest.status import publisher_status
 from services.ingest.stream import Stream
