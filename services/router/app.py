@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from services.router import metrics
+from services.router.budget import Budget, coverage
 from services.router.consumer import IndexConsumer
 from services.router.freshness import Freshness, StandingMetrics
 from services.router.http_api import Backend, RouterApi
@@ -37,15 +38,22 @@ log = get_logger("router")
 async def start(config: Config, health: Health) -> AsyncIterator[None]:
     """Run the router while the context is open. HTTP is up first and says in /readyz what is waited for."""
     settings = config.router
-    spaces = Spaces(lambda: make_index(settings), settings.max_spaces, settings.stale_after)
+    budget = Budget(settings.max_bytes, settings.max_space_bytes)
+    spaces = Spaces(lambda: make_index(settings), settings.max_spaces, settings.stale_after, budget)
     announce_index(settings, health)
     health.set(CONDITION, False, "the registry is not read yet")
     api = RouterApi(spaces, health, settings)
-    server = HttpServer(api, settings.host, settings.port, direct=api.query, direct_paths=ROUTES)
-    await server.start()
-    log.info("listening", port=server.port)
+    shared = settings.worker > 0
+    server = HttpServer(api, settings.host, settings.port, shared, direct=api.query, direct_paths=ROUTES)
     async with contextlib.AsyncExitStack() as stack:
+        await server.start()
         stack.push_async_callback(server.stop)
+        log.info("listening", port=server.port)
+        if shared:
+            own = HttpServer(api, settings.host, settings.port + settings.worker, direct=api.query, direct_paths=ROUTES)
+            await own.start()
+            stack.push_async_callback(own.stop)
+            log.info("listening", port=own.port, worker=settings.worker)
         standing_metrics = StandingMetrics(spaces)
         for collector in (standing_metrics, AccountMetrics("router", spaces.accounts), api.feedback):
             REGISTRY.register(collector)
@@ -106,7 +114,14 @@ def announce_index(settings: RouterSettings, health: Health) -> None:
 async def report_sizes(spaces: Spaces) -> None:
     """Keep the size metrics current; spaces that are gone leave no series behind."""
     shown: set[tuple[str, str]] = set()
-    gauges = (metrics.BLOCKS, metrics.MEMBERSHIPS, metrics.WAITING, metrics.EVICTED)
+    gauges = (
+        metrics.BLOCKS,
+        metrics.MEMBERSHIPS,
+        metrics.WAITING,
+        metrics.EVICTED,
+        metrics.INDEX_BYTES,
+        metrics.COVERAGE,
+    )
     while True:
         registered = spaces_of([*spaces.registry.engines.values(), *spaces.registry.pools.values()])
         for key in shown - registered:
@@ -116,8 +131,8 @@ async def report_sizes(spaces: Spaces) -> None:
         shown = registered & spaces.spaces.keys()
         for key in shown:
             stats = spaces.spaces[key].index.stats()
-            for gauge, value in zip(
-                gauges, (stats.blocks, stats.memberships, stats.waiting, stats.evicted), strict=True
-            ):
+            known = coverage(stats.memberships, stats.forgotten)
+            values = (stats.blocks, stats.memberships, stats.waiting, stats.evicted, stats.bytes, known)
+            for gauge, value in zip(gauges, values, strict=True):
                 gauge.labels(*key).set(value)
         await asyncio.sleep(SIZES_SECONDS)

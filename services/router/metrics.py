@@ -21,6 +21,12 @@ BLOCKS = gauge("kvroute_router_blocks", "Blocks in the index", ["model", "tenant
 MEMBERSHIPS = gauge("kvroute_router_memberships", "(holder, tier, block) entries", ["model", "tenant"])
 WAITING = gauge("kvroute_router_waiting_blocks", "Blocks that wait for their parent", ["model", "tenant"])
 EVICTED = gauge("kvroute_router_evicted_blocks", "Blocks dropped because of a limit, so far", ["model", "tenant"])
+INDEX_BYTES = gauge("kvroute_router_index_bytes", "Memory of the index", ["model", "tenant"])
+COVERAGE = gauge(
+    "kvroute_router_index_coverage",
+    "Share of what holders have that the index knows; below 1 the memory budget bites",
+    ["model", "tenant"],
+)
 NATIVE = gauge("kvroute_router_native_index", "1 when the compiled index core is in use, 0 for the plain one")
 FEEDBACK = counter("kvroute_router_feedback_total", "Responses reported to POST /v1/feedback", ["outcome"])
 SNAPSHOTS = counter("kvroute_router_snapshots_total", "Snapshots by what became of them", ["outcome"])

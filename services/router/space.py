@@ -18,6 +18,7 @@ from services.router.standing import Standings
 
 TIER_NUMBERS = {Tier.NPU: NPU, Tier.CPU: CPU, Tier.DISK: DISK}
 SLICE_BLOCKS = 1024
+CLEARED_AT_ONCE = 32_768
 MAX_HOLDERS = 65_536
 NOBODY = 1
 _HASH_BYTES = 8
@@ -55,13 +56,17 @@ class SpaceState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Space:
-    """An index and the numbers of its holders. last_sequence: (source_sequence, part) of the last group applied."""
+    """An index and the numbers of its holders. last_sequence: (source_sequence, part) of the last group applied.
+
+    full: no new blocks are taken, because the index is over its budget and cannot forget.
+    """
 
     def __init__(self, index: PrefixIndex, blocks: BlockCounts) -> None:
         self.index = index
         self.last_sequence = (0, 0)
         self.source_epoch = 0
         self.stale = True
+        self.full = False
         self.engines: tuple[EngineRecord, ...] = ()
         self.candidates: tuple[Candidate, ...] = ()
         self.pool_holders: frozenset[int] = frozenset()
@@ -195,6 +200,8 @@ class Space:
 
     def _store(self, event: IndexStored) -> Iterator[None]:
         names, contents = event.engine_hashes, event.content_hashes
+        if self.full:
+            raise EventRefusedError("the index is over its memory budget (router.max_bytes, router.max_space_bytes)")
         if len(names) % _HASH_BYTES or (contents and len(contents) != len(names)):
             raise EventRefusedError(f"{len(names)} bytes of engine hashes and {len(contents)} of content hashes")
         number, domain = self._number(event.holder), self._domain(event.holder)
@@ -249,7 +256,8 @@ class Space:
             if number is None:
                 continue
             blocks, waiting = self.index.holder_blocks(number), self.index.waiting_blocks(number)
-            if sum(blocks[tier] for tier in tiers) <= SLICE_BLOCKS:
+            if self.index.stats().names <= CLEARED_AT_ONCE:
+                # What a holder has may stand anywhere among the names, so all of them are gone through.
                 self.index.cleared(number, tiers)
             elif not waiting and not any(blocks[tier] for tier in TIERS if tier not in tiers):
                 # Nothing of it remains, so it can go on under a new number; the clear is seen as a whole.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from schemas.events import Holder, IndexBatch, IndexGroup, Location, Worker
+from services.router.budget import Budget
 from services.router.index.port import PrefixIndex
 from services.router.publishers import (
     PublisherKey,
@@ -45,8 +46,13 @@ class Spaces:
     """
 
     def __init__(
-        self, make_index: Callable[[], PrefixIndex], max_spaces: int = 1024, stale_after: float = math.inf
+        self,
+        make_index: Callable[[], PrefixIndex],
+        max_spaces: int = 1024,
+        stale_after: float = math.inf,
+        budget: Budget | None = None,
     ) -> None:
+        self._budget = budget
         self._make_index = make_index
         self.standings = Standings(stale_after)
         self._max_spaces = max_spaces
@@ -105,8 +111,10 @@ class Spaces:
             space.stale = True
 
     def sweep(self) -> bool:
-        """Drop a slice of what retired holders had; whether there is more to drop."""
-        return sum(space.sweep() for space in self.spaces.values()) > 0
+        """Drop a slice of what retired holders had, or of what is beyond the budget; whether there is more to drop."""
+        if sum(space.sweep() for space in self.spaces.values()):
+            return True
+        return self._budget is not None and self._budget.enforce(self.spaces.values())
 
     def reset(self) -> None:
         """Forget all blocks and positions (the stream was lost); registrations and generations stay."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from schemas.events import Worker
 from schemas.registry import EngineRecord, PoolRecord
+from services.router.budget import coverage
 from services.router.feedback import Drift, Feedback
 from services.router.publishers import same_space
 from services.router.spaces import Spaces
@@ -121,4 +122,5 @@ def _space(spaces: Spaces, key: tuple[str, str]) -> dict[str, Any]:
         "unknown_removals": stats.unknown_removals,
         "renamed": stats.renamed,
         "bytes": stats.bytes,
+        "coverage": round(coverage(stats.memberships, stats.forgotten), 6),
     }

@@ -18,11 +18,12 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 
 
-def run_service(name: str, start: Start, argv: Sequence[str] | None = None) -> int:
+def run_service(name: str, start: Start, argv: Sequence[str] | None = None, epilog: str | None = None) -> int:
     """Run until SIGTERM or SIGINT; the exit code (0 stopped, 1 failed, 2 wrong configuration)."""
     parser = argparse.ArgumentParser(
         prog=f"python -m services.{name}",
         description=f"kvroute {name}. Settings: one YAML file, section {name}, overridden by KVROUTE_<SECTION>__<KEY>.",
+        epilog=epilog,
     )
     parser.add_argument("--config", metavar="FILE", help="kvroute.yaml; default: $KVROUTE_CONFIG, else built-in values")
     parser.add_argument("--check", action="store_true", help="validate the configuration and exit")
