@@ -128,6 +128,41 @@ static PyObject *take_tokens(PyObject *module, PyObject *arguments)
     return result;
 }
 
+/* One msgpack unsigned integer of at most 32 bits; NULL where there is none. */
+static const uint8_t *read_u32(const uint8_t *at, const uint8_t *end, uint32_t *value)
+{
+    if (at == end)
+        return NULL;
+    size_t width = *at < 0x80 ? 0 : *at == 0xCC ? 1 : *at == 0xCD ? 2 : *at == 0xCE ? 4 : 9;
+    if (width > 4 || (size_t)(end - at - 1) < width)
+        return NULL;
+    *value = width ? 0 : *at;
+    for (at++; width; width--)
+        *value = *value << 8 | *at++;
+    return at;
+}
+
+static PyObject *packed_u32(PyObject *module, PyObject *arguments)
+{
+    (void)module;
+    Py_buffer elements;
+    if (!PyArg_ParseTuple(arguments, "y*", &elements))
+        return NULL;
+    const uint8_t *at = elements.buf, *end = at + elements.len;
+    uint32_t *values = malloc((size_t)elements.len * sizeof(uint32_t) + 1);
+    size_t count = 0;
+    while (values && at && at < end)
+        at = read_u32(at, end, values + count++);
+    PyObject *result = values && (at || !elements.len)
+                           ? PyBytes_FromStringAndSize((char *)values, (Py_ssize_t)(count * sizeof(uint32_t)))
+                           : NULL;
+    free(values);
+    PyBuffer_Release(&elements);
+    if (!result && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return result;
+}
+
 static PyMethodDef methods[] = {
     {"xxh3_64", hash_bytes, METH_VARARGS, "xxh3_64(data, seed) -> int"},
     {"content_hashes", content_hashes_of, METH_VARARGS, "content_hashes(tokens, block_size) -> packed u64"},
@@ -135,6 +170,8 @@ static PyMethodDef methods[] = {
     {"prefix_keys", prefix_keys, METH_VARARGS, "prefix_keys(content_hashes, root) -> packed u64"},
     {"take_tokens", take_tokens, METH_VARARGS,
      "take_tokens(body, name) -> (the JSON body with that array empty, its integers as packed u32), or None"},
+    {"packed_u32", packed_u32, METH_VARARGS,
+     "packed_u32(elements of a msgpack array) -> packed u32, or None where any is no integer of 32 bits"},
     {NULL, NULL, 0, NULL},
 };
 

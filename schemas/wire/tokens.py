@@ -6,6 +6,7 @@ from array import array
 
 import msgspec
 
+from schemas.native import HASHING_IS_COMPILED, hashing
 from schemas.wire.raw import is_nil, list_view
 from schemas.wire.refusal import RefusedError
 from schemas.wire.types import RejectReason
@@ -17,7 +18,13 @@ def read_tokens(raw: msgspec.Raw, limit: int) -> array[int]:
     """Token ids, empty when nil. Raises RefusedError: WRONG_TYPE, LIMIT, or BAD_TOKEN outside 0 to 2^32-1."""
     if is_nil(raw):
         return array("I")
-    list_view(raw, "token_ids", limit)
+    elements = list_view(raw, "token_ids", limit)
+    packed = hashing.packed_u32(elements) if HASHING_IS_COMPILED else None
+    if packed is not None:
+        tokens = array("I")
+        tokens.frombytes(packed)
+        return tokens
+    # What is no plain list of u32 values is told apart where errors have names.
     try:
         return array("I", _tokens.decode(raw))
     except OverflowError:
