@@ -5,6 +5,7 @@ Generations themselves are compared where the state is, in the store: what one l
 
 from schemas.events import EventBatch, Holder, Location, Worker
 from schemas.registry import EngineRecord, PoolRecord, RetiredRecord
+from services.matcher.state import group_key
 from services.runtime.registry_store import Registry
 
 PublisherKey = tuple[str, str, int]
@@ -40,6 +41,14 @@ class Fences:
     def spaces(self) -> frozenset[tuple[str, str]]:
         """The spaces that registrations name."""
         return self._spaces
+
+    def groups(self) -> set[str]:
+        """Every publisher that the registry has, or the tombstone of (state.group_key)."""
+        holders = [
+            Worker(instance_id, dp_rank) if source == "engine" else Location(instance_id, "")
+            for source, instance_id, dp_rank in self._lowest
+        ]
+        return {group_key(holder) for holder in holders}
 
     def lowest(self, batch: EventBatch) -> int:
         """The lowest generation that the registry admits of a message's publisher, 0 for one it does not know."""

@@ -24,7 +24,7 @@ from services.matcher.reconcile import batch_problem, problem
 from services.matcher.registrations import Registrations
 from services.matcher.reporting import Reporter
 from services.matcher.settings import MatcherSettings
-from services.matcher.state import FencedError
+from services.matcher.state import FencedError, SpaceKey
 from services.matcher.store import MatcherStore
 from services.matcher.subscription import (
     is_missing,
@@ -47,6 +47,7 @@ FINISH_SECONDS = 5.0
 STOP_SHARE = 1.4
 STALLED_SECONDS = 5.0
 RETRY_SECONDS = 0.5
+PRUNE_SECONDS = 600.0
 INFRASTRUCTURE = (FencedError, NatsError, RedisError, OSError, TimeoutError)
 
 log = get_logger("leadership")
@@ -295,16 +296,34 @@ class Replica:
         return Incoming(sequence, batch, (batch.source, batch.instance_id, batch.dp_rank), known)
 
     async def _sweep(self) -> None:
+        pruned, gone_before = time.monotonic(), set[tuple[SpaceKey, str]]()
         while True:
             await asyncio.sleep(self._settings.sweep_interval)
             try:
-                for space in await self._store.spaces():
+                spaces = await self._store.spaces()
+                for space in spaces:
                     await self._sweep_space(space)
+                if time.monotonic() - pruned > PRUNE_SECONDS:
+                    pruned = time.monotonic()
+                    gone_before = await self._prune(spaces, gone_before)
             except FencedError:
                 self._lost.set()
                 return
             except (RedisError, OSError, TimeoutError) as error:
                 self._trouble("redis", f"Redis cannot be reached: {str(error) or type(error).__name__}")
+
+    async def _prune(
+        self, spaces: Sequence[SpaceKey], gone_before: set[tuple[SpaceKey, str]]
+    ) -> set[tuple[SpaceKey, str]]:
+        """Forget the generations of publishers that the registry did not have the last time either; who is gone now."""
+        gone: set[tuple[SpaceKey, str]] = set()
+        for space in spaces:
+            here = await self._store.publishers(space) - self.fences.groups()
+            await self._store.forget_publishers(
+                space, self._lease.epoch, [group for group in here if (space, group) in gone_before]
+            )
+            gone.update((space, group) for group in here if (space, group) not in gone_before)
+        return gone
 
     async def _sweep_space(self, space: tuple[str, str]) -> None:
         while True:

@@ -1,6 +1,6 @@
 """The waiting state in memory: the reference for the Lua transitions, and the store of tests."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from schemas.blocks import Tier, unpack_hashes
@@ -110,6 +110,18 @@ class MemoryStore:
             if max(state.pending[name].values()) <= now:
                 expired.extend(Expired(name[1], waiting) for waiting in state.pending.pop(name))
         return expired
+
+    async def publishers(self, space: SpaceKey) -> set[str]:
+        """See MatcherStore."""
+        return set(self._spaces.setdefault(space, _Space()).generations)
+
+    async def forget_publishers(self, space: SpaceKey, epoch: int, groups: Collection[str]) -> None:
+        """See MatcherStore."""
+        state = self._spaces.setdefault(space, _Space())
+        if epoch < state.epoch:
+            raise FencedError(f"epoch {epoch} is older than {state.epoch}")
+        for group in groups:
+            state.generations.pop(group, None)
 
     async def spaces(self) -> list[SpaceKey]:
         """See MatcherStore."""

@@ -5,7 +5,7 @@ newer than Redis 6.2.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from typing import Any
 from urllib.parse import quote, unquote
@@ -41,6 +41,7 @@ from services.matcher.state import (
 )
 
 MAX_CACHED_WORKERS = 65_536
+DAY_MS = 24 * 3600 * 1000
 
 
 class _Script:
@@ -76,8 +77,11 @@ class RedisStore:
         )
         self._transitions = _Script("begin", "content", "waiting", "operations")
         self._expire = _Script("expire")
+        self._prune = _Script("prune")
         self._content_ttl = round(settings.content_ttl * 1000)
         self._offload_ttl = round(settings.offload_ttl * 1000)
+        # Answers that were not published yet name teachers too, however long it takes until somebody does.
+        self._teacher_ttl = DAY_MS + 2 * max(self._content_ttl, self._offload_ttl)
         self._worker_ids: dict[Worker, bytes] = {}
         self._teachers: dict[bytes, Worker] = {}
         self._known_spaces: set[SpaceKey] = set()
@@ -106,13 +110,22 @@ class RedisStore:
 
     async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:
         """See MatcherStore."""
-        arguments = (epoch, now, limit, self._content_ttl, self._offload_ttl)
+        arguments = (epoch, now, limit, self._content_ttl, self._offload_ttl, self._teacher_ttl)
         answer = _unpack(await self._expire.run(self._client, self._key(space), *arguments))
         _check_fence(answer, epoch)
         return [
             Expired(int.from_bytes(name[-8:], "little"), _waiting(holder, tier))
             for name, holder, tier in _list(answer[1])
         ]
+
+    async def publishers(self, space: SpaceKey) -> set[str]:
+        """See MatcherStore."""
+        return {name.decode() for name in await self._client.hkeys(self._key(space) + "generations")}
+
+    async def forget_publishers(self, space: SpaceKey, epoch: int, groups: Collection[str]) -> None:
+        """See MatcherStore."""
+        packed = msgpack.packb(sorted(groups))
+        _check_fence(_unpack(await self._prune.run(self._client, self._key(space), epoch, packed)), epoch)
 
     async def spaces(self) -> list[SpaceKey]:
         """See MatcherStore."""
@@ -186,6 +199,9 @@ class RedisStore:
             key = await self._client.hget(self._key(space) + "teachers", teacher_id)
             holder = holder_of(key.decode()) if key else Worker("", 0)
             teacher = holder if isinstance(holder, Worker) else Worker("", 0)
+            if len(self._teachers) >= MAX_CACHED_WORKERS:
+                self._worker_ids.clear()
+                self._teachers.clear()
             self._teachers[teacher_id] = teacher
         return Content(
             parent=int.from_bytes(record[1:9], "little") if record[:1] == b"1" else None,

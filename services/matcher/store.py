@@ -1,6 +1,6 @@
 """The port behind which the waiting state lives: Redis in production, memory as its reference (one behaviour suite)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from services.matcher.state import Applied, Expired, Message, SpaceKey
@@ -20,6 +20,14 @@ class MatcherStore(Protocol):
 
     async def expire(self, space: SpaceKey, epoch: int, now: int, limit: int) -> list[Expired]:
         """Remove and return waiting entries whose time is over, at most `limit` blocks' worth."""
+        ...
+
+    async def publishers(self, space: SpaceKey) -> set[str]:
+        """Publishers (state.group_key) whose generation is remembered in a space."""
+        ...
+
+    async def forget_publishers(self, space: SpaceKey, epoch: int, groups: Collection[str]) -> None:
+        """Forget the generations of publishers; harmless for unknown ones. Raises FencedError."""
         ...
 
     async def spaces(self) -> list[SpaceKey]:

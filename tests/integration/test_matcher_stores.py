@@ -554,3 +554,62 @@ def _sorted(applied: Applied) -> object:
         sequence: None if answer is None else (answer.verdict, [tidy(result) for result in answer.results])
         for sequence, answer in applied.answers.items()
     }
+
+
+async def test_t38_teachers_that_nothing_refers_to_are_forgotten(redis_server: ServerProcess) -> None:
+    client = redis.from_url(redis_server.url)
+    await client.flushdb()
+    store = RedisStore(client, settings())
+    prefix = store._key(SPACE)
+    day = 24 * 3600 * 1000
+    now = 100 * day
+    for number in range(300):
+        teach = Teach(True, pack_hashes([number + 1]), None, pack_hashes([number]), 0, Worker(f"pod-{number}", 0))
+        await store.apply(SPACE, 1, STREAM, messages((number + 1, [teach])), now)
+    assert await client.hlen(prefix + "teachers") == 300
+    late = now + 200_000
+    prove = Prove(pack_hashes([8]), HOST1, CPU)
+    (answer,) = (await store.apply(SPACE, 1, STREAM, messages((301, [prove])), late)).answers.values()
+    assert answer is not None
+    await store.expire(SPACE, 1, now + day + 1_200_000 + 1, 1000)
+    assert await client.hlen(prefix + "teachers") == await client.zcard(prefix + "teacher_times") == 1
+    assert await client.hvals(prefix + "teachers") == [b"Wpod-7\x000"], "its content was of use later"
+    await client.hset(prefix + "teachers", b"12345678", b"Wold\x000")
+    await store.expire(SPACE, 1, late + day, 1000)
+    await store.expire(SPACE, 1, late + 3 * day, 1000)
+    assert await client.exists(prefix + "teachers", prefix + "teacher_times") == 0
+    await client.aclose()
+
+
+async def test_t38_a_day_of_ever_new_pods_leaves_no_key_behind(redis_server: ServerProcess) -> None:
+    client = redis.from_url(redis_server.url)
+    await client.flushdb()
+    store = RedisStore(client, settings())
+    now = 10_000_000
+    for pod in range(60):
+        worker = Worker(f"pod-{pod}", 0)
+        names = pack_hashes([pod * 10 + 1, pod * 10 + 2])
+        operations: list[Operation] = [
+            Teach(False, names, None, names, 0, worker),
+            Prove(names, HOST1, CPU),
+            Prove(pack_hashes([pod * 10 + 5]), HOST2, CPU),
+            Teach(True, names, None, names, 0, worker),
+        ]
+        asked = [Message(pod + 1, tuple(operations), worker, 7, 0)]
+        await store.apply(SPACE, 1, STREAM, asked, now + pod * 60_000)
+    ends = now + 3 * 24 * 3600 * 1000
+    for step in range(200):
+        await store.expire(SPACE, 1, now + step * 100_000, 1000)
+    await store.expire(SPACE, 1, ends, 1000)
+    gone = await store.publishers(SPACE)
+    assert len(gone) == 60
+    await store.forget_publishers(SPACE, 1, gone)
+    for family in ("poor", "content", "offload"):
+        for key in await client.keys(f"{store._key(SPACE)}{family}*"):
+            await client.unlink(key)  # Redis' own clock ends these; here no time has passed
+    await store.expire(SPACE, 1, ends, 1000)
+    left = {key.removeprefix(store._key(SPACE).encode()) for key in await client.keys(store._key(SPACE) + "*")}
+    assert left == {b"meta"}
+    with pytest.raises(FencedError):
+        await store.forget_publishers(SPACE, 0, gone)
+    await client.aclose()

@@ -94,17 +94,26 @@ local function split(packed, domain)
   return names
 end
 
+-- Who teaches, and when they were last of use: their names are pruned with their contents (expire.lua).
+local function used(teacher_id)
+  redis.call('ZADD', prefix .. 'teacher_times', now, teacher_id)
+end
+
 local function refresh(family_slices, width, ttl, names, found, ages)
-  local fresh_names, fresh_records = {}, {}
+  local fresh_names, fresh_records, teachers = {}, {}, {}
   for i, record in ipairs(found) do
     if record then
       local ends = struct.unpack('>d', string.sub(record, 2, 9))
       if ages[i] > 1 or ends < now + ttl then
         fresh_names[#fresh_names + 1] = names[i]
+        teachers[string.sub(record, 35, 42)] = true
         fresh_records[#fresh_records + 1] = string.sub(record, 1, 1)
           .. struct.pack('>d', now + ttl) .. string.sub(record, 10)
       end
     end
+  end
+  for teacher_id in pairs(teachers) do
+    used(teacher_id)
   end
   put(family_slices[1], width, ttl, fresh_names, fresh_records)
 end

@@ -1,6 +1,6 @@
 -- Removes waiting entries whose time is over, and content slices that nobody reads any more (in the background of the
 -- server: expiry of a large hash would stop it).
--- KEYS[1] prefix of the space's keys; ARGV epoch, now (ms), limit (blocks), content_ttl, offload_ttl (ms)
+-- KEYS[1] prefix of the space's keys; ARGV epoch, now (ms), limit (blocks), content_ttl, offload_ttl, teacher_ttl (ms)
 -- Returns cmsgpack {status, {{name, holder, tier}, ...}}
 local prefix, epoch, now, limit = KEYS[1], tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local known = redis.call('HGET', prefix .. 'meta', 'epoch')
@@ -34,5 +34,25 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', deadlines, '-inf', now, 'LIMIT
     redis.call('HDEL', pending, name)
   end
   redis.call('ZREM', deadlines, name)
+end
+-- Names of teachers that no content refers to any more.
+local teachers, times = prefix .. 'teachers', prefix .. 'teacher_times'
+local gone = redis.call('ZRANGEBYSCORE', times, '-inf', now - tonumber(ARGV[6]), 'LIMIT', 0, limit)
+for _, teacher_id in ipairs(gone) do
+  redis.call('HDEL', teachers, teacher_id)
+  redis.call('ZREM', times, teacher_id)
+end
+if redis.call('HLEN', teachers) > redis.call('ZCARD', times) then
+  -- Written by a release that did not note their times.
+  for _, teacher_id in ipairs(redis.call('HKEYS', teachers)) do
+    redis.call('ZADD', times, 'NX', now, teacher_id)
+  end
+end
+-- Nobody waits and nothing is poor: whatever groups still name went with a key that expired as a whole.
+if redis.call('EXISTS', pending) == 0 and redis.call('EXISTS', prefix .. 'poor') == 0 then
+  for _, group in ipairs(redis.call('SMEMBERS', prefix .. 'groups')) do
+    redis.call('UNLINK', prefix .. 'group:' .. group)
+  end
+  redis.call('DEL', prefix .. 'groups')
 end
 return cmsgpack.pack({'ok', expired})

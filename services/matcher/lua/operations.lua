@@ -23,6 +23,7 @@ function operations.teach(operation)
     put(offload_slices[1], offload_width, ttl, names, records)
   end
   redis.call('HSETNX', prefix .. 'teachers', teacher_id, teacher)
+  used(teacher_id)
   local matched, corrected = {}, {}
   if npu and redis.call('EXISTS', poor) == 1 then
     -- What an offload event said of an earlier block of the chain counts too, confirmed or not: all that follows hangs on it.

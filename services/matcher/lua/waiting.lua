@@ -21,6 +21,12 @@ local function group_of(holder)
   return 'P' .. string.match(string.sub(holder, 2), '^(.*)%z')
 end
 
+local function join_group(holder, name)
+  local group = group_of(holder)
+  redis.call('SADD', prefix .. 'group:' .. group, name)
+  redis.call('SADD', prefix .. 'groups', group)
+end
+
 -- A group's set names the blocks for which it waits or was confirmed with offload content.
 local function leave_groups(name, entries)
   local still = {}
@@ -36,6 +42,9 @@ local function leave_groups(name, entries)
     local group = group_of(entry[1])
     if not still[group] then
       redis.call('SREM', prefix .. 'group:' .. group, name)
+      if redis.call('EXISTS', prefix .. 'group:' .. group) == 0 then
+        redis.call('SREM', prefix .. 'groups', group)
+      end
     end
   end
 end
@@ -54,7 +63,7 @@ local function mark_poor(name, record, waiting)
   table.insert(entry[2], {waiting[1], waiting[2]})
   redis.call('HSET', poor, name, cmsgpack.pack(entry))
   redis.call('PEXPIRE', poor, 2 * offload_ttl)
-  redis.call('SADD', prefix .. 'group:' .. group_of(waiting[1]), name)
+  join_group(waiting[1], name)
 end
 
 -- Records: kind, end (ms, big-endian double), has parent, parent, content, root, teacher.
@@ -84,7 +93,7 @@ local function wait(name, holder, tier)
   end
   entries[#entries + 1] = {holder, tier, deadline}
   write_pending(name, entries)
-  redis.call('SADD', prefix .. 'group:' .. group_of(holder), name)
+  join_group(holder, name)
 end
 
 local function stop_waiting(name, matches)
