@@ -10,6 +10,7 @@ from services.router import metrics
 from services.router.budget import Budget, coverage
 from services.router.consumer import IndexConsumer
 from services.router.freshness import Freshness, StandingMetrics
+from services.router.healing import Healing
 from services.router.http_api import Backend, RouterApi
 from services.router.http_query import ROUTES
 from services.router.index import create_index, native_available
@@ -85,6 +86,9 @@ async def start(config: Config, health: Health) -> AsyncIterator[None]:
         freshness = Freshness(nc, js, spaces, consumer, health)
         freshness.start()
         stack.push_async_callback(freshness.stop)
+        healing = Healing(nc, spaces, snapshots)
+        healing.start()
+        stack.push_async_callback(healing.stop)
         registrar = Registrar(RegistryStore(js), watch, os.environ.get("KVS_MASTER_SERVICE"))
         api.connect(Backend(js, consumer, registrar))
         sizes = asyncio.create_task(report_sizes(spaces), name="sizes")

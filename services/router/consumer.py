@@ -43,8 +43,7 @@ class IndexConsumer:
     """Keeps `spaces` up to date.
 
     position: the last sequence of KV_INDEX that is applied; stream: when that was created.
-    restore_streams: makes the streams again when they are found missing. on_incomplete: told when the stream turns out
-    to have dropped what was not read, so that publishers can be asked to say it again.
+    restore_streams: makes the streams again when they are found missing.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class IndexConsumer:
         self._warnings = RateLimited()
         self.position = 0
         self.stream = 0
-        self.on_incomplete: Callable[[str], Awaitable[None]] | None = None
         spaces.on_refused = self._warn_refused
 
     @property
@@ -78,7 +76,7 @@ class IndexConsumer:
         return self._progress.caught_up
 
     def resume(self, stream: int, position: int) -> None:
-        """Go on behind a snapshot; called before `start`."""
+        """Go on behind a snapshot; called before `start`, or while paused."""
         self.stream, self.position = stream, position
 
     @contextlib.asynccontextmanager
@@ -225,8 +223,6 @@ class IndexConsumer:
         metrics.HISTORY_INCOMPLETE.set(1)
         self._progress.note(reason)
         log.warning("index_history_incomplete", first=state.first_seq, messages=state.messages, before=_utc(began))
-        if self.on_incomplete is not None:
-            await self.on_incomplete(reason)
 
     def _follows_the_last(self, message: Msg) -> bool:
         """Whether nothing was skipped before this message. A hole that is still there at a second look is real."""

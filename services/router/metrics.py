@@ -36,6 +36,7 @@ SNAPSHOT_POSITION = gauge("kvroute_router_snapshot_position", "Sequence of KV_IN
 STARTS_OVER = counter(
     "kvroute_router_starts_over_total", "Times everything was forgotten and the stream read again", ["reason"]
 )
+RESYNCS = counter("kvroute_router_resyncs_total", "Publishers that were asked to say everything again")
 HISTORY_INCOMPLETE = gauge(
     "kvroute_router_history_incomplete", "1 when the stream had dropped messages that this router never read"
 )

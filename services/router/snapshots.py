@@ -77,6 +77,33 @@ class Snapshots:
         metrics.SNAPSHOTS.labels("refused_timeout").inc()
         return False
 
+    @property
+    def leads(self) -> bool:
+        """Whether this replica is the one that writes."""
+        return self._lease.held
+
+    async def take_over_complete(self) -> bool:
+        """Take over the newest snapshot if another replica has written a complete one since the last look.
+
+        Whether it was. Raises SnapshotRefusedError, nats.errors.Error.
+        """
+        info = await self._js.stream_info(INDEX_STREAM)
+        slots = await self._store.slots()
+        if not slots or (slots[0].stream, slots[0].position) == self._last:
+            return False
+        slot = slots[0]
+        _check_place(slot, creation_of(info), info.state.first_seq, info.state.last_seq)
+        self._last = (slot.stream, slot.position)
+        body = await self._store.load(slot, self._timeout)
+        header, restored = await asyncio.to_thread(snapshot_form.read, body, self._make_index)
+        if header.incomplete_before:
+            return False
+        async with self._consumer.paused():
+            snapshot_form.adopt(self._spaces, header, restored)
+            self._consumer.resume(header.stream, header.position)
+        metrics.SNAPSHOTS.labels("restored").inc()
+        return True
+
     def start(self) -> None:
         """Begin to write snapshots whenever this replica holds the lease."""
         if self._interval:

@@ -16,6 +16,8 @@ from starlette.routing import Route
 from schemas.events import IndexCleared, Worker, decode_index_batch
 from schemas.liveness import LivenessState
 from schemas.registry import EngineRecord
+from schemas.streams import StreamRecord, StreamState, dump_stream_record
+from schemas.subjects import STREAMS_BUCKET, stream_key
 from services.coordinator.liveness.clearing import clear_npu
 from services.coordinator.liveness.prober import Prober
 from services.coordinator.liveness.settings import LivenessSettings
@@ -187,6 +189,21 @@ async def test_ex_04_a_sleeping_engines_npu_blocks_are_cleared_within_a_scrape(
     world: World, engine: FakeEngine
 ) -> None:
     world.register(engine.record())
+    bucket = await world.js.key_value(STREAMS_BUCKET)
+    restarted = StreamRecord(
+        source="engine",
+        instance_id="a",
+        dp_rank=0,
+        model="m",
+        tenant="default",
+        state=StreamState.LIVE,
+        generation=9,
+        state_since=1.0,
+        written_at=1.0,
+        writer="test",
+        coverage=1.0,
+    )
+    await bucket.put(stream_key("engine", "a", 0), dump_stream_record(restarted))
     await world.prober()
     await until(lambda: world.state() is LivenessState.ALIVE, "alive")
     engine.asleep = True
@@ -194,6 +211,7 @@ async def test_ex_04_a_sleeping_engines_npu_blocks_are_cleared_within_a_scrape(
     config = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
     subscription = await world.js.subscribe("kv.index.>", ordered_consumer=True, config=config)
     (group,) = decode_index_batch((await subscription.next_msg(timeout=5)).data).groups
+    assert group.generation == 9, "not that of its registration: it has restarted since"
     assert group.events == [IndexCleared(Worker("a", 0), ("npu",))]  # type: ignore[arg-type]
     await subscription.unsubscribe()
     engine.asleep = False

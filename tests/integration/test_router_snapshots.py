@@ -8,17 +8,20 @@ from functools import partial
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from schemas.blocks import Tier, content_hashes, pack_hashes, prefix_keys, token_bytes
 from schemas.events import WIRE_VERSION, IndexBatch, IndexGroup, IndexStored, Worker, encode
 from schemas.registry import EngineRecord
-from schemas.subjects import INDEX_STREAM, SNAPSHOT_BUCKET, index_subject
+from schemas.subjects import INDEX_STREAM, RESYNC_ALL, SNAPSHOT_BUCKET, index_subject, resync_subject
 from services.router import metrics, snapshot_form
 from services.router.consumer import IndexConsumer
+from services.router.healing import Healing
 from services.router.index import create_index
 from services.router.snapshot_store import SnapshotStore
 from services.router.snapshots import Snapshots
 from services.router.spaces import Spaces
+from services.router.standing import Following, Heard
 from services.runtime.broker import connect_nats, ensure_streams
 from services.runtime.health import Health
 from services.runtime.registry_store import Registry
@@ -51,16 +54,11 @@ class Replica:
         self.health = Health("router")
         self.spaces = Spaces(make_index)
         self.spaces.set_registry(REGISTRY)
-        self.asked: list[str] = []
         self.consumer = IndexConsumer(client, self.js, self.spaces, self.health, 60.0, self._make_streams)
-        self.consumer.on_incomplete = self._ask
         self.snapshots = Snapshots(self.js, self.spaces, self.consumer, make_index, interval, 10.0, 10.0)
 
     async def _make_streams(self) -> None:
         await ensure_streams(self.js, NatsSettings())
-
-    async def _ask(self, reason: str) -> None:
-        self.asked.append(reason)
 
     async def start(self) -> bool:
         """Whether a snapshot was used; ready afterwards."""
@@ -232,8 +230,7 @@ async def test_a_stream_that_was_cut_behind_the_snapshot_is_said_and_publishers_
         assert not await second.start()
         assert outcomes("refused_cut") == before + 1
         assert [second.matched(number) for number in (1, 2, 3, 4)] == [0, 0, 0, 1]
-        assert second.asked == [second.health.notes["history"]]
-        assert "begins at 4" in second.asked[0]
+        assert "begins at 4" in second.health.notes["history"]
         assert 0 < second.spaces.incomplete_before <= time.time() * 1000
         await second.snapshots.write()
     async with replica_of(url) as third:
@@ -298,3 +295,64 @@ async def test_a_snapshot_of_which_pieces_are_missing_is_refused_and_does_not_ke
     async with replica_of(url) as second:
         assert not await second.start()
         assert second.matched(1) == 1
+
+
+def standing(replica: Replica) -> None:
+    """Make the standings as the running router does."""
+    replica.spaces.standings.update(
+        replica.spaces.registry,
+        replica.spaces.publishers,
+        lambda key: Heard(None, 0.0),
+        lambda instance_id, rank: None,
+        Following.CURRENT,
+        replica.spaces.incomplete_before,
+        time.time(),
+    )
+
+
+async def test_t11_when_nobody_knows_the_history_the_publishers_are_asked_once_to_say_it_again(url: str) -> None:
+    async with replica_of(url) as replica:
+        for number in (1, 2, 3):
+            await replica.publish(number)
+        await replica.js.purge_stream(INDEX_STREAM, seq=3)
+        asked: list[str] = []
+
+        async def note(message: Msg) -> None:
+            asked.append(message.subject)
+
+        await replica.client.subscribe(RESYNC_ALL, cb=note)
+        await replica.start()
+        standing(replica)
+        healing = Healing(replica.client, replica.spaces, replica.snapshots)
+        await healing.ask()
+        await healing.ask()
+        await replica.client.flush()
+        await until(lambda: asked, "the question")
+        assert asked == [resync_subject("engine", "i", 0)]
+        replica.spaces.publishers.get(("engine", "i", 0)).generation = int(time.time() * 1000) + 1
+        standing(replica)
+        assert healing.missing() == []
+
+
+async def test_a_replica_without_history_takes_over_the_snapshot_of_one_that_has_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.router.healing.LOOK_SECONDS", 0.05)
+    async with replica_of(url) as complete, replica_of(url) as late:
+        await complete.start()
+        for number in (1, 2, 3):
+            assert await complete.consumer.wait_for(await complete.publish(number), 5)
+        await complete.js.purge_stream(INDEX_STREAM, seq=3)
+        assert not await late.start()
+        assert [late.matched(number) for number in (1, 2, 3)] == [0, 0, 1]
+        standing(late)
+        healing = Healing(late.client, late.spaces, late.snapshots)
+        healing.start()
+        assert await complete.consumer.wait_for(await complete.publish(4), 5)
+        await complete.snapshots.write()
+        for number in (5, 6):
+            last = await complete.publish(number)
+        await until(lambda: late.spaces.incomplete_before == 0, "a complete history")
+        assert await late.consumer.wait_for(last, 15)
+        await until(lambda: [late.matched(number) for number in range(1, 7)] == [1] * 6, "everything")
+        await healing.stop()
