@@ -261,7 +261,8 @@ async def test_a_fifth_of_all_messages_lost_costs_at_most_two_percent_of_the_hit
                     body = {"model": subject.model, "block_size": BLOCK, "token_ids": prompt}
                     answer = (await subject.router.post("/query", json=body)).json()["default"][subject.name]
                     hits[faults] += answer["DP"]["0"]["npu_blocks"]
-                    await asyncio.sleep(0.02)
+                    # Turns of real requests are further apart than this.
+                    await asyncio.sleep(0.06)
     clean, lossy = hits[()], hits["drop=0.2",]
     assert clean > 300
     assert abs(clean - lossy) <= 0.02 * clean, hits
