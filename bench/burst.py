@@ -71,7 +71,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     context = zmq.asyncio.Context()
     source = random.Random(1)
     async with EmbeddedStack(StackOptions(any_ports=True)) as stack, httpx.AsyncClient(trust_env=False) as http:
-        publishers = [EventPublisher(context, "tcp://127.0.0.1:0") for _ in range(4)]
+        publishers = [EventPublisher(context, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") for _ in range(4)]
         bodies = [
             {
                 "instance_id": f"engine-{number}",
@@ -80,6 +80,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 "block_size": BLOCK_SIZE,
                 "dp_rank": 0,
                 "medium_endpoints": {"npu": publisher.endpoint},
+                "replay_endpoint": publisher.replay_endpoint,
             }
             for number, publisher in enumerate(publishers)
         ]
@@ -103,7 +104,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 if time.perf_counter() - began > GIVE_UP_SECONDS:
                     raise TimeoutError("blocks are missing")
                 await asyncio.sleep(0.2)
-            output, _ = await asking.communicate()
+            output, _ = await asking.communicate(b"")
             results[name] = json.loads(output)
             print(name, results[name], flush=True)
         for publisher in publishers:

@@ -86,7 +86,9 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
     context = zmq.asyncio.Context()
     source = random.Random(1)
     async with EmbeddedStack(StackOptions(any_ports=True)) as stack:
-        publishers = [EventPublisher(context, "tcp://127.0.0.1:0") for _ in range(options.publishers)]
+        publishers = [
+            EventPublisher(context, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0") for _ in range(options.publishers)
+        ]
         bodies = [
             {
                 "instance_id": f"engine-{number}",
@@ -95,6 +97,7 @@ async def run(options: argparse.Namespace) -> dict[str, object]:
                 "block_size": BLOCK_SIZE,
                 "dp_rank": 0,
                 "medium_endpoints": {"npu": publisher.endpoint},
+                "replay_endpoint": publisher.replay_endpoint,
                 "store_backend": options.store_backend,
             }
             for number, publisher in enumerate(publishers)
