@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from kvroute import __version__
-from kvroute.commands import audit, config, demo, sim, tap, up
+from kvroute.commands import audit, config, demo, sim, simulate, tap, up
 
 app = typer.Typer(
     name="kvroute",
@@ -20,6 +20,7 @@ app = typer.Typer(
 app.command()(demo.demo)
 app.command()(up.up)
 app.command()(tap.tap)
+app.command("simulate")(simulate.simulate_trace)
 app.command("audit")(audit.audit_index)
 app.add_typer(config.app, name="config")
 app.add_typer(sim.app, name="sim")
