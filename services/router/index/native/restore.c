@@ -5,7 +5,9 @@
 #include "snapshot.h"
 
 #define MAGIC 0x5845444E4952564BULL /* KVRINDEX */
-enum { VERSION = 1, CHECK_SEED = 1337 };
+enum { VERSION = 1, CHECK_SEED = 1337, RECORD = 24 };
+/* A prime. */
+#define LEAP 2654435761ULL
 
 /* failed: set by a read beyond the end, which gives zeros. */
 typedef struct {
@@ -60,19 +62,27 @@ static bool get_member(Reader *reader, uint32_t *holder, uint32_t *tier)
     return !reader->failed;
 }
 
+/* Record i of `count`, each once but in leaps: snapshots are in the order of hashes, and a table that is filled in that
+ * order has all its entries in one corner. */
+static Reader record_at(const Reader *reader, size_t start, uint64_t i, uint64_t count)
+{
+    uint64_t place = count % LEAP ? i * LEAP % count : i;
+    return (Reader){reader->data, reader->length, start + place * RECORD, false};
+}
+
 /* The blocks with what they follow; each is pinned until everything is read. */
 static void get_blocks(Index *index, Reader *reader, uint64_t count)
 {
     size_t start = reader->at;
     for (uint64_t i = 0; i < count && !reader->failed; i++) {
-        uint64_t key = get64(reader);
-        get64(reader);
-        get32(reader);
-        uint32_t tick = get32(reader);
-        if (table_find(&index->keys, mix(key)))
+        Reader record = record_at(reader, start, i, count);
+        uint64_t key = get64(&record);
+        get(&record, 12);
+        uint32_t tick = get32(&record);
+        if (table_find(&index->keys, mix(key))) {
             reader->failed = true;
-        if (reader->failed)
             return;
+        }
         uint32_t block = block_take(&index->blocks, mix(key));
         table_insert(&index->keys, mix(key), block, 0);
         block_at(&index->blocks, block)->tick = tick;
@@ -133,9 +143,13 @@ static void close_shelves(Index *index, const Shelf *shelves, uint64_t count)
 static void get_names(Index *index, Reader *reader, const size_t *sets, uint64_t set_number)
 {
     Attaching attaching = {{NULL, NULL}, {0, 0, 0, 0, 0}};
-    for (uint64_t count = get_count(reader, 24); count; count--) {
-        uint64_t name = get64(reader), key = get64(reader), set = get64(reader);
-        if (reader->failed || !set || set > set_number) {
+    uint64_t count = get_count(reader, RECORD);
+    size_t start = reader->at;
+    get(reader, count * RECORD);
+    for (uint64_t i = 0; i < count; i++) {
+        Reader record = record_at(reader, start, i, count);
+        uint64_t name = get64(&record), key = get64(&record), set = get64(&record);
+        if (!set || set > set_number) {
             reader->failed = true;
             return;
         }
