@@ -1,7 +1,7 @@
 """kill -9 of every process, one at a time and in pairs, under load: no false block afterwards, none missing, and the
 router kept answering.
 
-KVROUTE_FULL_FAULTS=1 runs every pair, with 300 batches per second and 60 s of load between singles and pairs.
+FULL_FAULTS=1 runs every pair, with 300 batches per second and 60 s of load between singles and pairs.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from kvroute.sim.vllm_events import GPU, BlockRemoved, BlockStored, EngineEvent,
 MODEL, BLOCK, BLOCKS = "m", 4, 2
 PROCESSES = ("ingest", "matcher", "router", "coordinator", "nats", "redis")
 SINGLES = [(name,) for name in PROCESSES]
-FULL = bool(os.environ.get("KVROUTE_FULL_FAULTS"))
+FULL = bool(os.environ.get("FULL_FAULTS"))
 PAIRS = (
     list(itertools.combinations(PROCESSES, 2))
     if FULL
