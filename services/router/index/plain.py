@@ -16,12 +16,19 @@ from services.router.index.coverage import coverages
 from services.router.index.holder_sets import HolderSets
 from services.router.index.plain_audit import violations
 from services.router.index.plain_snapshot import read_snapshot, write_snapshot
-from services.router.index.port import TIERS, Buffer, Candidate, Coverage, IndexStats, StoreResult
+from services.router.index.port import (
+    DEFAULT_MAX_BLOCKS,
+    DEFAULT_MAX_WAITING_BLOCKS,
+    TIERS,
+    Buffer,
+    Candidate,
+    Coverage,
+    IndexStats,
+    StoreResult,
+)
 from services.router.index.shelves import Names, Shelf
 from services.router.index.waiting_room import Undone, WaitingChain, WaitingRoom
 
-DEFAULT_MAX_WAITING_BLOCKS = 262_144
-DEFAULT_MAX_BLOCKS = 20_000_000
 BYTES_PER_BLOCK = 60
 BYTES_PER_CLAIM = 170
 MAX_NUMBER = 1 << 31

@@ -44,6 +44,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview | array[int]"
 
 NPU, CPU, DISK = 0, 1, 2
 TIERS = (NPU, CPU, DISK)
+DEFAULT_MAX_WAITING_BLOCKS = 262_144
+DEFAULT_MAX_BLOCKS = 20_000_000
 
 
 @dataclass(frozen=True, slots=True)

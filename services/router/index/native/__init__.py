@@ -11,13 +11,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from services.router.index.native._core import Core
-from services.router.index.port import NOTHING, Buffer, Candidate, Coverage, IndexStats, StoreResult
+from services.router.index.port import (
+    DEFAULT_MAX_BLOCKS,
+    DEFAULT_MAX_WAITING_BLOCKS,
+    NOTHING,
+    Buffer,
+    Candidate,
+    Coverage,
+    IndexStats,
+    StoreResult,
+)
 
 if TYPE_CHECKING:
     from services.router.index.native._core import Candidates as PackedCandidates
 
-DEFAULT_MAX_WAITING_BLOCKS = 262_144
-DEFAULT_MAX_BLOCKS = 20_000_000
 _COVERAGE = struct.Struct("=5I")
 _NOTHING = (0, 0, 0, 0, 0)
 

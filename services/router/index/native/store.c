@@ -1,8 +1,7 @@
 #include "core.h"
 
-#include "../../../../schemas/native/xxh3.h"
+#include "../../../../schemas/native/block_hashes.h"
 
-#define HASH_SEED 1337
 /* How far ahead memory is asked for. */
 enum { AHEAD = 12, RING = 16 };
 
